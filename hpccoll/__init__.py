@@ -1,0 +1,52 @@
+"""MPI collectives for Python that can be seen, chosen, proved and measured.
+
+Importing this package starts neither MPI nor a GPU: what needs MPI is loaded when it is first used,
+so that `simulate` and `algorithms` also work where there is no MPI at all.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+# The function goes by the name of the package that it lists: bound here, after that was imported.
+from hpccoll.algorithms import Algorithm, algorithms
+from hpccoll.simulator import Simulation, simulate
+
+if TYPE_CHECKING:
+    from hpccoll.calls import Call
+    from hpccoll.collectives import allreduce
+    from hpccoll.comm import Comm
+    from hpccoll.information import info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Call",
+    "Comm",
+    "Simulation",
+    "algorithms",
+    "allreduce",
+    "info",
+    "simulate",
+]
+
+_HOMES = {
+    "Call": "hpccoll.calls",
+    "Comm": "hpccoll.comm",
+    "allreduce": "hpccoll.collectives",
+    "info": "hpccoll.information",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        message = f"module 'hpccoll' has no attribute {name!r}"
+        raise AttributeError(message)
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,257 @@
+"""One door for what the user passed: any array becomes a NumPy array on the same memory.
+
+Nothing is copied here. Two doors lead in: `of_spec` understands mpi4py's buffer forms, `of_array`
+what the functions take (arrays of any library, scalars, buffers).
+"""
+
+import numbers
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpccoll.ops import kind_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What the user passed, as a NumPy array on the same memory.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        A view; for a scalar an array of no dimensions.
+    new_result : callable
+        ``new_result() -> (array, value)``: a fresh array for the result, and a function that
+        turns it into what the user gets.
+    """
+
+    array: Array
+    new_result: Callable[[], tuple[Array, Callable[[], Any]]]
+
+
+def of_array(argument: str, x: object) -> Operand:
+    """Take what a function of hpccoll accepts as an array.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    x : array or scalar
+        A NumPy array of any layout, NumPy or Python scalar, CPU tensor of torch, or an object with
+        ``__dlpack__`` or the buffer protocol.
+
+    Raises
+    ------
+    TypeError
+        It is none of these, or its memory is not the host's.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        message = f"{argument} is a masked array, whose mask has no meaning here; pass x.filled(...)"
+        raise TypeError(message)
+    if isinstance(x, np.ndarray):
+        return Operand(_plain(x), lambda: _like_numpy(x))
+    if isinstance(x, np.generic):
+        return Operand(np.asarray(x), lambda: _scalar_result(np.asarray(x), lambda a: a[()]))
+    if isinstance(x, (bool, numbers.Number)):
+        return Operand(_number(argument, x), lambda: _scalar_result(_number(argument, x), _item))
+    if isinstance(x, (list, tuple)):
+        message = (
+            f"{argument} is a {type(x).__name__}; wanted an array. Pass numpy.asarray({argument}, "
+            "dtype=...): the type of a list depends on its values and may differ between ranks"
+        )
+        raise TypeError(message)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        array = _of_tensor(argument, torch, x)
+        return Operand(array, lambda: _like_tensor(argument, torch, x))
+    array = _of_exporter(argument, x)
+    return Operand(array, lambda: _like_exporter(array, x))
+
+
+def of_spec(spec: object) -> Array | None:
+    """Take one of mpi4py's buffer forms: a buffer, or ``[buffer, count, displacement, datatype]``.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        An array on the same memory; None where the form is for the MPI library to understand
+        (a derived datatype, device memory, an address without an object).
+    """
+    if not isinstance(spec, (list, tuple)):
+        return _of_buffer(spec)
+    from mpi4py import MPI
+
+    datatype: MPI.Datatype | None = None
+    rest = list(spec)
+    if not 2 <= len(rest) <= 4:
+        return None
+    buffer = rest.pop(0)
+    if rest and isinstance(rest[-1], str):
+        datatype = MPI.Datatype.fromcode(rest.pop())
+    elif rest and isinstance(rest[-1], MPI.Datatype):
+        datatype = rest.pop()
+    if rest and isinstance(rest[0], (list, tuple)):
+        rest = [*rest[0], *rest[1:]]
+    if len(rest) > 2 or not all(isinstance(number, (int, np.integer, type(None))) for number in rest):
+        return None
+    array = _of_buffer(buffer)
+    if array is None or not (array.flags.c_contiguous or array.flags.f_contiguous):
+        return None
+    if datatype is not None:
+        dtype = _dtype_of(datatype)
+        if dtype is None:
+            return None
+        array = array.ravel(order="K").view(np.uint8)
+        array = array[: array.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+    elif rest:
+        array = array.ravel(order="K")
+    count, displacement = (*rest, None, None)[:2]
+    start = int(displacement or 0)
+    stop = array.size if count is None else start + int(count)
+    if rest and not 0 <= start <= stop <= array.size:
+        return None
+    return array[start:stop] if rest else array
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether hpccoll reduces this type: bool, numbers of any width, times and durations."""
+    return kind_of(dtype) in "biufcmM"
+
+
+def flat(x: Array) -> Array:
+    """Return the elements in index order, in one dimension: a view wherever there is one."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
+def is_plain(x: Array) -> bool:
+    """Whether the elements lie in C order without gaps, aligned and in native byte order."""
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+
+
+def same_memory(x: Array, y: Array) -> bool:
+    """Whether two arrays are the same elements at the same addresses."""
+    if x is y:
+        return True
+    one, other = x.__array_interface__, y.__array_interface__
+    return bool(
+        one["data"][0] == other["data"][0]
+        and x.shape == y.shape
+        and x.strides == y.strides
+        and x.dtype == y.dtype
+    )
+
+
+def _plain(x: Array) -> Array:
+    return x.view(np.ndarray) if type(x) is not np.ndarray else x
+
+
+def _item(array: Array) -> Any:
+    return array.item()
+
+
+def _like_numpy(x: Array) -> tuple[Array, Callable[[], Any]]:
+    # In C order whatever the order of x, which is how elements pair up.
+    result = np.empty_like(x, order="C")
+    return _plain(result), lambda: result
+
+
+def _scalar_result(array: Array, convert: Callable[[Array], Any]) -> tuple[Array, Callable[[], Any]]:
+    result = np.empty_like(array)
+    return result, lambda: convert(result)
+
+
+def _number(argument: str, x: object) -> Array:
+    if isinstance(x, (bool, int, float, complex)):
+        array = np.asarray(x)
+        if array.dtype != object:
+            return array
+    message = (
+        f"{argument} is {x!r} of type {type(x).__name__}; "
+        "wanted an array, a NumPy scalar, or a bool, int (64 bits), float or complex"
+    )
+    raise TypeError(message)
+
+
+def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
+    if x.device.type != "cpu":
+        message = f"{argument} is a tensor on {x.device}; wanted one in host memory: {argument}.cpu()"
+        raise TypeError(message)
+    if x.requires_grad:
+        message = (
+            f"{argument} is a tensor that requires grad, and gradients do not flow through MPI; "
+            f"pass {argument}.detach()"
+        )
+        raise TypeError(message)
+    if x.layout is not torch.strided:
+        message = f"{argument} is a tensor of layout {x.layout}; wanted a dense one"
+        raise TypeError(message)
+    if x.is_conj() or x.is_neg():
+        message = (
+            f"{argument} is a lazily conjugated or negated view; "
+            f"pass {argument}.resolve_conj().resolve_neg()"
+        )
+        raise TypeError(message)
+    if x.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return x.numpy()  # type: ignore[no-any-return]
+
+
+def _like_tensor(argument: str, torch: Any, x: Any) -> tuple[Array, Callable[[], Any]]:
+    result = torch.empty(x.shape, dtype=x.dtype)
+    return _of_tensor(argument, torch, result), lambda: result
+
+
+def _of_exporter(argument: str, x: object) -> Array:
+    array = _of_buffer(x)
+    if array is None:
+        message = (
+            f"{argument} is of type {type(x).__name__}; wanted an array in host memory "
+            "(NumPy, torch, DLPack or the buffer protocol) or a number"
+        )
+        raise TypeError(message)
+    return array
+
+
+def _like_exporter(array: Array, x: object) -> tuple[Array, Callable[[], Any]]:
+    result = np.empty_like(array, order="C", subok=False)
+    namespace = getattr(x, "__array_namespace__", None)
+    if namespace is None:
+        return result, lambda: result
+    return result, lambda: namespace().from_dlpack(result)
+
+
+def _of_buffer(x: object) -> Array | None:
+    """Return a NumPy array on the memory of an object, or None where that is not to be had."""
+    if isinstance(x, np.ndarray):
+        return _plain(x)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _of_tensor("tensor", torch, x) if x.device.type == "cpu" else None
+    try:
+        return np.asarray(memoryview(x))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):
+        pass
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        device, _ = x.__dlpack_device__()
+        return np.from_dlpack(x) if device == 1 else None  # 1: host memory
+    return None
+
+
+def _dtype_of(datatype: Any) -> np.dtype[Any] | None:
+    """Return the NumPy type of a predefined MPI datatype, or None."""
+    from mpi4py.util import dtypes
+
+    if not datatype.is_predefined:
+        return None
+    try:
+        dtype = np.dtype(dtypes.to_numpy_dtype(datatype))
+    except (ValueError, TypeError, NotImplementedError):
+        return None
+    return dtype if dtype.kind in "biufc" else None

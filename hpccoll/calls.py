@@ -1,0 +1,86 @@
+"""`Call`: what one call did."""
+
+from typing import NamedTuple
+
+from hpccoll._executor import Plan
+from hpccoll.engine import PlanInfo
+
+
+class Call(NamedTuple):
+    """What the last call on a communicator did, on this rank.
+
+    Attributes
+    ----------
+    collective : str
+        "allreduce".
+    path : str
+        "point-to-point", or "native" where the MPI library ran the call.
+    algorithm : str
+        What ran; "native" on that path.
+    op, dtype : str
+        The operation and the caller's type.
+    count, nbytes : int
+        Elements and bytes of the vector.
+    size : int
+        Number of ranks.
+    steps : int
+        Steps of this rank's schedule.
+    messages_sent, messages_received : int
+        MPI messages, after cutting into segments; counted while they ran.
+    bytes_sent, bytes_received, bytes_reduced : int
+        Counted while they ran; as `hpccoll.simulate` predicts them.
+    scratch_bytes : int
+        Memory beside the caller's arrays.
+    segment_bytes : int
+        Upper limit of a message.
+    kernel : str
+        The loops that reduced: a CPU target, or "numpy".
+    in_place : bool
+        Whether input and output were the same memory.
+    """
+
+    collective: str
+    path: str
+    algorithm: str
+    op: str
+    dtype: str
+    count: int
+    nbytes: int
+    size: int
+    steps: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_reduced: int = 0
+    scratch_bytes: int = 0
+    segment_bytes: int = 0
+    kernel: str = "native"
+    in_place: bool = False
+
+
+def call_of(plan: Plan) -> Call:
+    """Return what the last run of a plan did."""
+    info: PlanInfo = plan.call
+    task = info.task
+    dtype = task.reduction.dtype
+    return Call(
+        collective="allreduce",
+        path="point-to-point",
+        algorithm=task.algorithm.name,
+        op=task.operation,
+        dtype=dtype.name,
+        count=task.count,
+        nbytes=task.nbytes,
+        size=info.size,
+        steps=info.steps,
+        messages_sent=plan.messages_sent,
+        messages_received=plan.messages_received,
+        bytes_sent=plan.bytes_sent,
+        bytes_received=plan.bytes_received,
+        bytes_reduced=plan.bytes_reduced,
+        scratch_bytes=info.scratch_bytes,
+        segment_bytes=task.segment_count(info.size) * task.reduction.partial_dtype.itemsize,
+        kernel=task.reduction.kernel,
+        in_place=info.in_place,
+    )

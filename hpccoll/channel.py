@@ -1,0 +1,123 @@
+"""What hpccoll keeps for one communicator: a private duplicate, plans, scratch memory.
+
+A channel is made at the first collective call on a communicator (that step is collective), hangs on the
+user's communicator as an MPI attribute, and goes when the user frees that communicator. Messages
+travel on the duplicate, so that they never meet the user's own.
+"""
+
+import os
+import threading
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll import selection
+from hpccoll._executor import Plan, PlanCache
+from hpccoll.engine import Memory, Task, make_plan
+from hpccoll.ops import OPERATIONS, Operation
+from hpccoll.reduction import Reduction, find_reduction
+from hpccoll.selection import Settings
+from hpccoll.transport import MpiTransport
+
+# The objects that callers pass as `op`, by identity, and the name they stand for.
+OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
+    *((operation.name, operation.name) for operation in OPERATIONS.values()),
+    *((getattr(MPI, op.mpi), op.name) for op in OPERATIONS.values() if op.mpi),
+)
+
+
+class Channel:
+    """Private state of one communicator. Use `channel_of`, which makes or finds it.
+
+    Attributes
+    ----------
+    rank, size : int
+        Of the communicator.
+    environment : str
+        ``HPCCOLL_ALGORITHM`` as rank 0 has it.
+    memory : Memory
+        Scratch memory of all plans.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = MPI.Intracomm(comm).Dup()
+        self._comm.Set_name("hpccoll")
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._plans: dict[Settings, PlanCache] = {}
+        self._reductions: dict[tuple[str, Any], Reduction] = {}
+        self.rank = self._comm.rank
+        self.size = self._comm.size
+        self.transport = MpiTransport(self._comm)
+        self.memory = Memory()
+        self.environment: str = self._comm.bcast(selection.from_environment(), root=0)
+
+    def plans(self, settings: Settings) -> PlanCache:
+        """Return the plans made with these settings."""
+        found = self._plans.get(settings)
+        if found is None:
+            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self._lock)
+            self._plans[settings] = found
+        return found
+
+    def reduction(self, operation: Operation, dtype: Any) -> Reduction:
+        """Return the loops of an operation on a type."""
+        key = (operation.name, dtype)
+        found = self._reductions.get(key)
+        if found is None:
+            found = self._reductions[key] = find_reduction(operation, dtype, self.size)
+        return found
+
+    def run(
+        self, settings: Settings, operation: Operation, task: Task, source: int, target: int
+    ) -> Plan:
+        """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
+        if os.getpid() != self._process:
+            message = (
+                f"{task.collective}: called in a forked child (process {os.getpid()}, MPI was "
+                f"started in {self._process}); MPI cannot be used there"
+            )
+            raise RuntimeError(message)
+        plans = self.plans(settings)
+        where = (0, 0) if task.staged else (source, target)
+        key = (*where, task.nbytes, task.reduction.dtype.num, operation.name)
+        with self._lock:
+            plan = plans.find(*key)
+            if plan is None:
+                plan = make_plan(self.transport, self.memory, task, *where)
+                plans.keep(*key, plan)
+            plan.run(source, target)
+        return plan
+
+    def close(self) -> None:
+        """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
+        for plans in self._plans.values():
+            plans.clear()
+        self._plans.clear()
+        self.memory.clear()
+        if self._comm != MPI.COMM_NULL and not MPI.Is_finalized():
+            self._comm.Free()
+
+
+def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+    # Predefined communicators are never freed by a user; what comes here is MPI_Finalize, in which
+    # MPI takes its duplicates down itself.
+    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        channel.close()
+
+
+_keyval = MPI.KEYVAL_INVALID
+
+
+def channel_of(comm: MPI.Intracomm) -> Channel:
+    """Return the channel of a communicator; the first call on it is collective."""
+    global _keyval
+    if _keyval == MPI.KEYVAL_INVALID:
+        # Without a copy function, a duplicate of the communicator starts without a channel.
+        _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
+    channel = comm.Get_attr(_keyval)
+    if channel is None:
+        channel = Channel(comm)
+        comm.Set_attr(_keyval, channel)
+    return channel  # type: ignore[no-any-return]

@@ -1,0 +1,99 @@
+"""How a vector is cut: one chunk per rank, and segments, the unit of pipelining, in each chunk."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Range(NamedTuple):
+    """Elements ``start`` to ``stop - 1`` of the vector."""
+
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    def overlaps(self, other: "Range") -> bool:
+        """Whether the two ranges share an element."""
+        return self.start < other.stop and other.start < self.stop
+
+
+def chunks(count: int, parts: int) -> tuple[Range, ...]:
+    """Cut `count` elements into `parts` consecutive chunks.
+
+    The first ``count % parts`` chunks hold one element more than the others; chunks are empty
+    where there are fewer elements than parts.
+
+    Examples
+    --------
+    >>> [chunk.count for chunk in chunks(11, 4)]
+    [3, 3, 3, 2]
+    """
+    base, longer = divmod(count, parts)
+    starts = [part * base + min(part, longer) for part in range(parts + 1)]
+    return tuple(Range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+
+
+def segments(chunk: Range, limit: int) -> Iterator[Range]:
+    """Cut a range into segments of at most `limit` elements, in order; an empty range has none.
+
+    Examples
+    --------
+    >>> list(segments(Range(10, 17), 3))
+    [Range(start=10, stop=13), Range(start=13, stop=16), Range(start=16, stop=17)]
+    """
+    for start in range(chunk.start, chunk.stop, limit):
+        yield Range(start, min(start + limit, chunk.stop))
+
+
+class RangeSet:
+    """A set of elements, held as ranges in ascending order that neither touch nor overlap."""
+
+    def __init__(self, *ranges: Range) -> None:
+        self._ranges: list[Range] = []
+        for part in ranges:
+            self.add(part)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(self._ranges)
+
+    def add(self, new: Range) -> None:
+        """Put the elements of `new` into the set."""
+        if not new.count:
+            return
+        kept = []
+        start, stop = new
+        for old in self._ranges:
+            if old.stop < start or stop < old.start:
+                kept.append(old)
+            else:
+                start, stop = min(start, old.start), max(stop, old.stop)
+        self._ranges = sorted([*kept, Range(start, stop)])
+
+    def remove(self, gone: Range) -> None:
+        """Take the elements of `gone` out of the set."""
+        self._ranges = [piece for old in self._ranges for piece in _outside(old, gone)]
+
+    def inside(self, window: Range) -> list[Range]:
+        """Return the elements of the set that lie in `window`, in order."""
+        pieces = (
+            Range(max(old.start, window.start), min(old.stop, window.stop)) for old in self._ranges
+        )
+        return [piece for piece in pieces if piece.start < piece.stop]
+
+    def outside(self, window: Range) -> list[Range]:
+        """Return the elements of `window` that the set does not hold, in order."""
+        gaps = [window] if window.count else []
+        for old in self.inside(window):
+            gaps = [piece for gap in gaps for piece in _outside(gap, old)]
+        return gaps
+
+
+def _outside(kept: Range, gone: Range) -> list[Range]:
+    pieces = (
+        Range(kept.start, min(kept.stop, gone.start)),
+        Range(max(kept.start, gone.stop), kept.stop),
+    )
+    return [piece for piece in pieces if piece.start < piece.stop]

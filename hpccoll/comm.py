@@ -1,0 +1,219 @@
+"""`Comm`: an `mpi4py.MPI.Intracomm` whose collectives are hpccoll's. The other door."""
+
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll import buffers
+from hpccoll._executor import Plan, PlanCache
+from hpccoll.buffers import flat, is_number
+from hpccoll.calls import Call, call_of
+from hpccoll.channel import channel_of
+from hpccoll.collectives import Caller, allreduce_arrays
+from hpccoll.ops import find_operation
+from hpccoll.selection import AUTO, Settings
+
+
+class Comm(MPI.Intracomm):
+    """A communicator whose collectives run hpccoll's algorithms; a drop-in for mpi4py's.
+
+    It is the same communicator: the same handle, equal to `comm`, with all methods of
+    `mpi4py.MPI.Intracomm`. What `hpccoll.Comm` does not implement goes to the MPI library.
+    ``Dup``, ``Split``, ``Create`` and the like return an `hpccoll.Comm` with the same settings.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, default MPI.COMM_NULL
+        The communicator.
+    algorithm : str, default "auto"
+        A name of `hpccoll.algorithms`, or "auto". Equal on all ranks.
+    segment_bytes : int, optional
+        Upper limit of one message, in bytes. Equal on all ranks.
+
+    Raises
+    ------
+    TypeError
+        `comm` is no intracommunicator, or a setting has the wrong type.
+    ValueError
+        The algorithm is unknown, or `segment_bytes` is not positive.
+
+    Examples
+    --------
+    >>> import numpy as np, hpccoll
+    >>> from mpi4py import MPI
+    >>> comm = hpccoll.Comm(MPI.COMM_WORLD)
+    >>> x = np.ones(1000)
+    >>> comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
+    >>> comm.last_call.path
+    'point-to-point'
+    """
+
+    # Class attributes: mpi4py makes instances of this class (in `Dup`) without calling `__init__`.
+    _settings: Settings = Settings()
+    _plans: PlanCache | None = None
+    _last: "Plan | Call | None" = None
+
+    def __new__(
+        cls,
+        comm: MPI.Comm | None = None,
+        *,
+        algorithm: str = AUTO,
+        segment_bytes: int | None = None,
+    ) -> "Comm":
+        """Wrap a communicator."""
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
+            kind = "an intercommunicator" if isinstance(comm, MPI.Intercomm) else repr(comm)
+            message = f"Comm: comm is {kind}; wanted an mpi4py.MPI.Intracomm"
+            raise TypeError(message)
+        settings = Settings(algorithm, segment_bytes)
+        with Caller("Comm", comm):
+            settings.check()
+        self = super().__new__(cls, comm)
+        self._settings = settings
+        return self
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that this communicator was made with."""
+        return self._settings
+
+    @property
+    def last_call(self) -> Call | None:
+        """What the last call through this object did on this rank; None before the first."""
+        last = self._last
+        return call_of(last) if isinstance(last, Plan) else last
+
+    def note_call(self, call: "Plan | Call") -> None:
+        """Remember what `last_call` tells."""
+        self._last = call
+
+    # -- collectives -------------------------------------------------------------------------------
+
+    def Allreduce(  # noqa: N802 - mpi4py's name
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM
+    ) -> None:
+        """Combine a vector from every rank and leave the result on every rank.
+
+        Collective, with mpi4py's signature and buffer forms. All ranks get identical bytes.
+
+        Parameters
+        ----------
+        sendbuf : buffer, MPI.IN_PLACE or None
+            This rank's vector: an array, or ``[array, count]``, ``[array, datatype]``,
+            ``[array, count, datatype]``, ``[array, (count, displacement), datatype]``. Arrays of
+            any layout; elements pair up by index. In place (MPI.IN_PLACE, None, or the memory of
+            `recvbuf`) the vector is taken from `recvbuf`.
+        recvbuf : buffer
+            Receives the result: the same count and type, writable.
+        op : mpi4py.MPI.Op or str, default MPI.SUM
+            A predefined operation or one of hpccoll's names ("mean", "fmin", ...). Others
+            (user-made, MAXLOC, MINLOC) go to the MPI library, as do derived datatypes and device
+            memory; `last_call.path` says "native" then.
+
+        Raises
+        ------
+        TypeError
+            Types differ, or the operation makes no sense on the type.
+        ValueError
+            Counts differ, or the algorithm cannot run this operation. On the rank that receives a
+            message of the wrong size: ranks passed different counts.
+        BufferError
+            `recvbuf` is read-only.
+
+        See Also
+        --------
+        hpccoll.allreduce : the same as a function.
+        """
+        plans = self._plans
+        if plans is not None:
+            plan = plans.repeat(sendbuf, recvbuf, op)
+            if plan is not None:
+                self._last = plan
+                return
+        self._allreduce(sendbuf, recvbuf, op)
+
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> None:
+        with Caller("Allreduce", self) as caller:
+            operation = find_operation(op)
+            out = buffers.of_spec(recvbuf)
+            if sendbuf is None or sendbuf is MPI.IN_PLACE:
+                x = out
+            else:
+                x = buffers.of_spec(sendbuf)
+            if operation is None or x is None or out is None or not (is_number(x.dtype) and is_number(out.dtype)):
+                if isinstance(op, str):
+                    message = f"op {op!r} needs arrays of numbers in host memory"
+                    raise TypeError(message)
+                super().Allreduce(sendbuf, recvbuf, op)
+                count = -1 if out is None else out.size
+                dtype = "unknown" if out is None else str(out.dtype)
+                nbytes = -1 if out is None else out.nbytes
+                caller.plan = Call(
+                    "allreduce", "native", "native", str(op), dtype, count, nbytes, self.size
+                )
+                return
+            if x.size != out.size:
+                message = f"recvbuf has {out.size} elements, sendbuf has {x.size}; they must agree"
+                raise ValueError(message)
+            if x.shape != out.shape:
+                x, out = flat(x), flat(out)
+            caller.plan = allreduce_arrays(
+                "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
+            )
+            self._plans = channel_of(self).plans(self._settings)
+
+    # -- communicators made from this one ----------------------------------------------------------
+
+    def _adopt(self, comm: MPI.Comm) -> Any:
+        """Return `comm` as an `hpccoll.Comm` with this one's settings."""
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            return comm
+        if isinstance(comm, MPI.Topocomm):
+            return comm
+        adopted = type(self)(comm)
+        adopted._settings = self._settings  # noqa: SLF001 - same class
+        return adopted
+
+    def Dup(self, info: MPI.Info | None = None) -> "Comm":  # noqa: N802
+        """Duplicate, with the settings. Collective."""
+        return self._adopt(super().Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> "Comm":  # noqa: N802
+        """Duplicate with hints, with the settings. Collective."""
+        return self._adopt(super().Dup_with_info(info))
+
+    def Clone(self) -> "Comm":  # noqa: N802
+        """Duplicate, with the settings. Collective."""
+        return self._adopt(super().Clone())
+
+    def Create(self, group: MPI.Group) -> "Comm":  # noqa: N802
+        """Make a communicator of a group, with the settings. Collective."""
+        return self._adopt(super().Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> "Comm":  # noqa: N802
+        """Make a communicator of a group, with the settings. Collective over the group."""
+        return self._adopt(super().Create_group(group, tag))
+
+    def Split(self, color: int = 0, key: int = 0) -> "Comm":  # noqa: N802
+        """Split by color and order by key, with the settings. Collective."""
+        return self._adopt(super().Split(color, key))
+
+    def Split_type(  # noqa: N802
+        self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL
+    ) -> "Comm":
+        """Split by a property of the machine, with the settings. Collective."""
+        return self._adopt(super().Split_type(split_type, key, info))
+
+    def Idup(self, info: MPI.Info | None = None) -> "tuple[Comm, MPI.Request]":  # noqa: N802
+        """Begin to duplicate, with the settings. Collective."""
+        comm, request = super().Idup(info)
+        return self._adopt(comm), request
+
+    def Idup_with_info(self, info: MPI.Info) -> "tuple[Comm, MPI.Request]":  # noqa: N802
+        """Begin to duplicate with hints, with the settings. Collective."""
+        comm, request = super().Idup_with_info(info)
+        return self._adopt(comm), request
+
+    def Shrink(self) -> "Comm":  # noqa: N802
+        """Make a communicator of the ranks that have not failed, with the settings."""
+        return self._adopt(super().Shrink())

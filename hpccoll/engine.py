@@ -1,0 +1,249 @@
+"""The engine: binds a schedule to memory, messages and loops, as a plan that can run again.
+
+    schedule  ->  program  ->  plan
+    (algorithms)  (program)    (addresses, persistent requests, loops: the executor runs it)
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hpccoll import transport as transports
+from hpccoll._executor import Plan
+from hpccoll.algorithms import Algorithm
+from hpccoll.program import Buffer, Instruction, Message, Place, Program, compile_program
+from hpccoll.reduction import Reduction
+from hpccoll.transport import Transport
+
+SEGMENT_BYTES = 256 << 10
+"""Default segment: a quarter of a second-level cache of today, and large enough that the fixed cost
+of a message does not count (bench/segments.py measures it)."""
+
+MOST_SEGMENTS = 64
+"""A chunk is not cut into more segments than this, unless the caller says so."""
+
+STAGE_BYTES = 4096
+"""Vectors up to this size are copied to and from memory of the plan's own, so that one plan serves
+all arrays; the copy costs less than finding or making a plan for each address."""
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One all-reduce, as far as a plan depends on it. Equal on all ranks, addresses apart.
+
+    Attributes
+    ----------
+    collective : str
+        For messages: the call that the user made.
+    algorithm : Algorithm
+        Whose schedule runs.
+    operation : str
+        Name of the operation.
+    reduction : Reduction
+        Its loops on the caller's type.
+    count : int
+        Elements of the vector.
+    segment_bytes : int or None
+        Upper limit of a message; None for the default.
+    """
+
+    collective: str
+    algorithm: Algorithm
+    operation: str
+    reduction: Reduction
+    count: int
+    segment_bytes: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the caller's vector."""
+        return self.count * self.reduction.dtype.itemsize
+
+    @property
+    def staged(self) -> bool:
+        """Whether the plan copies the vector to memory of its own."""
+        return self.nbytes <= STAGE_BYTES
+
+    def segment_count(self, size: int) -> int:
+        """Return the most elements of one message."""
+        itemsize = self.reduction.partial_dtype.itemsize
+        if self.segment_bytes is None:
+            chunk = self.nbytes // size
+            wanted = max(SEGMENT_BYTES, -(-chunk // MOST_SEGMENTS))
+        else:
+            wanted = self.segment_bytes
+        return max(1, min(wanted, transports.MESSAGE_LIMIT) // itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInfo:
+    """What is known of a plan's calls before they run."""
+
+    task: Task
+    rank: int
+    size: int
+    steps: int
+    in_place: bool
+    scratch_bytes: int
+
+    def mismatch(self, peer: int, expected: int, came: str) -> NoReturn:
+        """Raise the error of a rank that received a message of another size than it expected."""
+        message = (
+            f"{self.task.collective}: expected {expected} bytes from rank {peer}, got {came} "
+            f"(rank {self.rank} of {self.size}, {self.task.count} elements of "
+            f"{self.task.reduction.dtype} here). Ranks passed different counts, types, "
+            "algorithms or segment sizes; the results of this call are not valid"
+        )
+        raise ValueError(message)
+
+
+class Memory:
+    """Scratch memory of one communicator. Plans run one at a time, so all of them share it."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.uint8]]] = {}
+
+    def block(self, purpose: str, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return memory of at least `nbytes` bytes, at an address that a cache line starts at."""
+        # A power of two, so that vectors of similar sizes share a block.
+        wanted = 1 << max(nbytes - 1, 4095).bit_length()
+        found = self._blocks.get((purpose, wanted))
+        if found is None:
+            raw = np.empty(wanted + ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % ALIGNMENT
+            found = raw[start : start + wanted]
+            self._blocks[purpose, wanted] = found
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(block.nbytes for block in self._blocks.values())
+
+    def clear(self) -> None:
+        """Let go of all blocks; plans keep theirs."""
+        self._blocks.clear()
+
+
+@functools.lru_cache(maxsize=128)
+def _program(
+    algorithm: Algorithm,
+    rank: int,
+    size: int,
+    count: int,
+    segment_count: int,
+    *,
+    in_place: bool,
+    widen: bool,
+    finish: bool,
+) -> Program:
+    """Compile once what arrays at other addresses use again."""
+    return compile_program(
+        algorithm.schedule(rank, size, count),
+        segment_count=segment_count,
+        in_place=in_place,
+        widen=widen,
+        finish=finish,
+    )
+
+
+def make_plan(
+    transport: Transport, memory: Memory, task: Task, source: int = 0, target: int = 0
+) -> Plan:
+    """Make the plan of one rank.
+
+    Parameters
+    ----------
+    transport : Transport
+        Makes the requests.
+    memory : Memory
+        Gives scratch memory.
+    task : Task
+        What to do.
+    source, target : int
+        Addresses of input and output; equal for a call in place, ignored where the task is staged.
+    """
+    reduction = task.reduction
+    itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
+    keep: list[object] = [reduction.loops]
+    if task.staged:
+        # These live as long as the plan: two plans with the same memory would still be right, but
+        # small vectors are where a shared, cold block would show.
+        stage = np.empty(2 * STAGE_BYTES, np.uint8)
+        keep.append(stage)
+        source = stage.ctypes.data
+        target = source + STAGE_BYTES
+    program = _program(
+        task.algorithm,
+        transport.rank,
+        transport.size,
+        task.count,
+        task.segment_count(transport.size),
+        in_place=source == target,
+        widen=reduction.widens,
+        finish=reduction.finishes,
+    )
+    scratch_bytes = program.scratch_count * partial_itemsize
+    work_bytes = task.count * partial_itemsize if reduction.widens else 0
+    scratch = memory.block("scratch", scratch_bytes)
+    work = memory.block("work", work_bytes)
+    keep += [scratch, work]
+    bases = {
+        Buffer.INPUT: (source, itemsize),
+        Buffer.OUTPUT: (target, itemsize),
+        Buffer.WORK: (work.ctypes.data, partial_itemsize),
+        Buffer.SCRATCH: (scratch.ctypes.data, partial_itemsize),
+    }
+
+    def address(place: Place) -> int:
+        base, width = bases[place.buffer]
+        return base + place.element * width
+
+    def nbytes(message: Message) -> int:
+        return message.count * (partial_itemsize if message.partial else itemsize)
+
+    def bind(code: Instruction) -> tuple[int, int, int, int, int, int]:
+        return (
+            code.opcode,
+            code.index,
+            address(code.out),
+            address(code.left),
+            address(code.right),
+            code.count,
+        )
+
+    sends = [
+        (transport.send_request(address(m.place), nbytes(m), m.peer), nbytes(m), m.peer)
+        for m in program.sends
+    ]
+    receives = [
+        (transport.receive_request(address(m.place), nbytes(m), m.peer), nbytes(m), m.peer)
+        for m in program.receives
+    ]
+    info = PlanInfo(
+        task,
+        transport.rank,
+        transport.size,
+        program.steps,
+        in_place=source == target,
+        scratch_bytes=scratch_bytes + work_bytes,
+    )
+    return Plan(
+        [bind(code) for code in program.instructions],
+        sends,
+        receives,
+        reduction.loops,
+        itemsize=itemsize,
+        partial_itemsize=partial_itemsize,
+        nbytes=task.nbytes,
+        stage_in=source if task.staged else 0,
+        stage_out=target if task.staged else 0,
+        transport=transport,
+        status=transport.new_status(),
+        keep=keep,
+        call=info,
+    )

@@ -1,0 +1,44 @@
+"""The extension modules and how they are compiled; everything else is in pyproject.toml."""
+
+import os
+
+import numpy as np
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("HPCCOLL_BUILD_DEBUG") == "1"
+
+# No -march=native and no -ffast-math: one build runs on every CPU of its architecture and sums
+# in the order that was asked for. The CPU-specific loops carry their own target attribute.
+COMPILE_ARGS = ["-std=c11", "-ffp-contract=off", *(["-O1", "-g"] if DEBUG else ["-O3"])]
+
+DIRECTIVES = {
+    "language_level": 3,
+    "binding": True,
+    "cdivision": True,
+    "boundscheck": DEBUG,
+    "wraparound": False,
+    "initializedcheck": DEBUG,
+}
+
+
+def extension(name: str, *headers: str) -> Extension:
+    return Extension(
+        f"hpccoll.{name}",
+        sources=[f"kernels/{name}.pyx"],
+        depends=[f"kernels/{header}" for header in headers],
+        include_dirs=["kernels", np.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_23_API_VERSION")],
+        extra_compile_args=COMPILE_ARGS,
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [
+            extension("_kernels", "reduce_loops.h", "operations.h", "half.h", "target_loops.h"),
+            extension("_executor"),
+        ],
+        compiler_directives=DIRECTIVES,
+    )
+)

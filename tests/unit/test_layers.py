@@ -1,0 +1,115 @@
+"""Modules import only what stands below them, and the pure ones need no MPI."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpccoll.chunks
+
+PACKAGE = Path(hpccoll.chunks.__file__).parent
+
+LAYERS = (
+    {"chunks"},
+    {"schedule"},
+    {"algorithms"},
+    {"prover", "simulator", "program"},
+    {"buffers", "ops", "reduction", "transport", "local_transport"},
+    {"engine"},
+    {"node"},
+    {"hierarchy"},
+    {"selection", "channel"},
+    {"requests", "calls"},
+    {"comm", "collectives"},
+)
+"""From the bottom up. A module may import what stands below it or beside it."""
+
+PURE = {
+    "chunks": set(),
+    "schedule": {"chunks"},
+    "algorithms": {"algorithms", "chunks", "schedule"},
+    "prover": {"algorithms", "chunks", "schedule"},
+    "simulator": {"algorithms", "chunks", "schedule"},
+}
+"""Modules that must run without MPI, and all of this package that they may import."""
+
+
+def imports(path):
+    """Yield every module that a file imports, with its full name; types only are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+    package = ["hpccoll", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # What is imported from a package may be a module of it.
+            is_package = (PACKAGE.parent / base.replace(".", "/")).is_dir()
+            yield from (f"{base}.{alias.name}" if is_package else base for alias in node.names)
+
+
+def own_imports(path):
+    """Return the modules of this package that a file imports, as DESIGN names them."""
+    names = (name.split(".") for name in imports(path))
+    return {name[1] for name in names if name[0] == "hpccoll" and len(name) > 1}
+
+
+def files_of(module):
+    if (PACKAGE / module).is_dir():
+        return sorted((PACKAGE / module).glob("*.py"))
+    return [path for path in [PACKAGE / f"{module}.py"] if path.exists()]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_only_pure_ones(module):
+    files = files_of(module)
+    assert files
+    for path in files:
+        assert own_imports(path) <= PURE[module], path.name
+        assert "mpi4py" not in {name.split(".")[0] for name in imports(path)}, path.name
+
+
+@pytest.mark.parametrize("path", files_of("algorithms"), ids=lambda path: path.stem)
+def test_algorithms_are_pure(path):
+    outside = {name for name in imports(path) if not name.startswith("hpccoll.")}
+    if path.name == "__init__.py":
+        assert outside <= {"collections.abc", "dataclasses", "types"}
+    else:
+        assert own_imports(path) <= {"chunks", "schedule"}
+        assert outside == set()
+
+
+@pytest.mark.parametrize("number", range(len(LAYERS)))
+def test_layers_point_one_way(number):
+    above = set().union(*LAYERS[number + 1 :])
+    for module in sorted(LAYERS[number]):
+        for path in files_of(module):
+            upwards = own_imports(path) & above
+            assert not upwards, f"{path.name} imports {', '.join(sorted(upwards))} from above"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_work_without_mpi(module):
+    code = (
+        "import sys; sys.modules['mpi4py'] = None; "  # an import of it raises ImportError
+        f"import hpccoll.{module}"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
