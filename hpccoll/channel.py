@@ -116,8 +116,8 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
     if _keyval == MPI.KEYVAL_INVALID:
         # Without a copy function, a duplicate of the communicator starts without a channel.
         _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
-    channel = comm.Get_attr(_keyval)
+    channel: Channel | None = comm.Get_attr(_keyval)
     if channel is None:
         channel = Channel(comm)
         comm.Set_attr(_keyval, channel)
-    return channel  # type: ignore[no-any-return]
+    return channel

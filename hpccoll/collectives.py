@@ -116,9 +116,11 @@ def allreduce(
             if isinstance(out, (bool, int, float, complex, np.generic)):
                 message = f"out is a scalar of type {type(out).__name__}; wanted an array"
                 raise TypeError(message)
-        caller.plan = allreduce_arrays(
-            "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
-        )
+        caller.plan = channel_of(comm).plans(settings).repeat(operand.array, target, operation.name)
+        if caller.plan is None:
+            caller.plan = allreduce_arrays(
+                "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
+            )
     return result()  # type: ignore[no-any-return]
 
 
@@ -143,7 +145,7 @@ class Caller:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
-            if hasattr(self.comm, "note_call"):
+            if self.plan is not None and hasattr(self.comm, "note_call"):
                 self.comm.note_call(self.plan)
         elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
             text = str(error.args[0])

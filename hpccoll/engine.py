@@ -13,7 +13,8 @@ import numpy as np
 from hpccoll import transport as transports
 from hpccoll._executor import Plan
 from hpccoll.algorithms import Algorithm
-from hpccoll.program import Buffer, Instruction, Message, Place, Program, compile_program
+from hpccoll.compiler import compile_program
+from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
 from hpccoll.transport import Transport
 
@@ -21,7 +22,7 @@ SEGMENT_BYTES = 256 << 10
 """Default segment: a quarter of a second-level cache of today, and large enough that the fixed cost
 of a message does not count (bench/segments.py measures it)."""
 
-MOST_SEGMENTS = 64
+MOST_SEGMENTS = 256
 """A chunk is not cut into more segments than this, unless the caller says so."""
 
 STAGE_BYTES = 4096

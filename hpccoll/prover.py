@@ -48,12 +48,14 @@ class Expressions:
         number = self._numbers.get((left, right))
         if number is None:
             number = self._numbers[left, right] = len(self.operands)
-            first, second = sorted((self.shape[left], self.shape[right]))
-            before, after = self.order[left], self.order[right]
-            follow = before is not None and after is not None and before.stop == after.start
             self.operands.append((left, right))
             self.ranks.append(self.ranks[left] | self.ranks[right])
-            self.order.append(Range(before.start, after.stop) if follow else None)  # type: ignore[union-attr]
+            before, after = self.order[left], self.order[right]
+            if before and after and before.stop == after.start:
+                self.order.append(Range(before.start, after.stop))
+            else:
+                self.order.append(None)
+            first, second = sorted((self.shape[left], self.shape[right]))
             self.shape.append(self._shapes.setdefault((first, second), number))
             self.depth.append(max(self.depth[left], self.depth[right]) + 1)
         return number
@@ -166,7 +168,7 @@ def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
     ProofError
         With a sentence that names rank, step and elements.
     ValueError
-        If there is no such algorithm.
+        If there is no such algorithm, or `size` or `count` is too small.
 
     Examples
     --------
@@ -178,6 +180,8 @@ def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = find(algorithm, auto=False)
+    if size < 1 or count < 0:
+        raise ValueError(f"size must be at least 1 and count at least 0; got {size} and {count}")
     return _Run(algorithm, size, count).prove()
 
 
@@ -266,15 +270,12 @@ class _Run:
             step = self.current[rank]
             if step is None:
                 continue
-            sent = step.send_to is None or self.has_sent[rank]
-            if not sent and step.send_to is not None and self._move(rank, step.send_to):
-                sent = True
+            if step.send_to is not None and self._move(rank, step.send_to):
                 todo.append(step.send_to)
+            if step.receive_from is not None and self._move(step.receive_from, rank):
+                todo.append(step.receive_from)
+            sent = step.send_to is None or self.has_sent[rank]
             received = step.receive_from is None or self.incoming[rank] is not None
-            source = step.receive_from
-            if not received and source is not None and self._move(source, rank):
-                received = True
-                todo.append(source)
             if sent and received:
                 self._apply(rank, step)
                 self._post_next_step(rank)

@@ -1,7 +1,7 @@
 /* float16 and bfloat16 to and from float32, one element at a time, in arithmetic that compilers
  * turn into vector instructions: no branch, no table. Rounding is to nearest, ties to even. A NaN
- * stays a NaN of the same sign and becomes quiet. For float16 the results equal those of the F16C
- * instructions, bit for bit. */
+ * stays a NaN of the same sign, and a float16 NaN and whatever is narrowed becomes a quiet one. For
+ * float16 the results equal those of the F16C instructions, bit for bit. */
 #ifndef HPCCOLL_HALF_H
 #define HPCCOLL_HALF_H
 
@@ -89,8 +89,8 @@ ALWAYS_INLINE float lower_bfloat16(uint32_t word)
     return ((float32_bits){.bits = word << 16}).value;
 }
 
-/* As the upper half of a word, the lower half cleared. For what was computed from bfloat16: a NaN
- * has kept their lower 16 zero bits, so rounding leaves it alone. */
+/* As the upper half of a word, the lower half cleared; `x` is no NaN but NumPy's, whose lower half
+ * is 0, so that rounding leaves it alone. */
 ALWAYS_INLINE uint32_t rounded_to_upper(float x)
 {
     const float32_bits input = {x};

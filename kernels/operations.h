@@ -24,8 +24,8 @@
     X(float32, "float32", 4) X(float64, "float64", 8) \
     X(complex64, "complex64", 8) X(complex128, "complex128", 16)
 
-/* X(layout, type, operation, result from a and b): every reduction there is. The layout says how an
- * element is loaded and stored. float32 comes before float16, which may be built on it. */
+/* X(layout, type, operation, result from a and b): every reduction there is. The layout says how
+ * elements are loaded and stored. float32 comes before the types that may be built on it. */
 #define REDUCTIONS(X) \
     BOOLEAN_REDUCTIONS(X, boolean, boolean) \
     INTEGER_REDUCTIONS(X, plain, int8) \
@@ -74,8 +74,8 @@
 
 /* `real` is the type computed in. NaN counts as true. */
 #define FLOAT_REDUCTIONS(X, layout, type, real) \
-    X(layout, type, sum, a + b) \
-    X(layout, type, prod, a * b) \
+    X(layout, type, sum, one_nan_##real(a + b)) \
+    X(layout, type, prod, one_nan_##real(a * b)) \
     X(layout, type, min, min_of_##real(a, b)) \
     X(layout, type, max, max_of_##real(a, b)) \
     X(layout, type, fmin, min_of_##real(unless_nan_##real(a, b), unless_nan_##real(b, a))) \
@@ -84,8 +84,9 @@
     X(layout, type, lor, (a != 0) | (b != 0)) \
     X(layout, type, lxor, (a != 0) ^ (b != 0))
 
+/* The sum of the parts is that of twice as many real numbers. */
 #define COMPLEX_REDUCTIONS(X, layout, type, real) \
-    X(layout, type, sum, ((type##_value){a.re + b.re, a.im + b.im})) \
+    X(pair_of_##real, type, sum, ) \
     X(layout, type, prod, ((type##_value){one_nan_##real(a.re * b.re - a.im * b.im), \
                                           one_nan_##real(a.re * b.im + a.im * b.re)})) \
     X(layout, type, land, ((type##_value){IS_TRUE(a) & IS_TRUE(b), 0})) \
@@ -138,13 +139,15 @@ DEFINE_TYPE(complex128, double, double_pair)
 #define store_complex(array, i, value) \
     ((array)[2 * (i)] = (value).re, (array)[2 * (i) + 1] = (value).im)
 
-/* Where it would be up to the compiler which NaN comes out, it is always this one. (Not in sums and
- * products of real numbers, where it would cost 5 % of the time: of two NaNs the left one remains,
- * as processors do it and the tests check.)
+/* A result that is not a number is always the same NaN, NumPy's. Otherwise it would be up to the
+ * compiler which operand's NaN comes out of a + b: it swaps the operands as it likes, in one loop
+ * this way and in the next the other. Ranks must not differ in that either.
  *
  * min and max are symmetric to the last bit, so the order in which ranks meet does not matter: any
- * NaN among the operands gives the one NaN, and -0 counts as less than +0. That takes no comparison
- * of zeros: the greater of two numbers is negative where both are, the lesser where either is. */
+ * NaN among the operands gives that NaN, and -0 counts as less than +0. The latter takes no look at
+ * zeros: the greater of two numbers is negative where both are, the lesser where either is.
+ *
+ * Choices are made with masks, since a branch that `?:` may become stops vectorization. */
 #define DEFINE_FLOAT_HELPERS(type, real, width) \
     typedef union { real value; uint##width##_t bits; } bits_of_##type; \
     static const bits_of_##type nan_##type = {NAN}, sign_##type = {-(real)0}; \

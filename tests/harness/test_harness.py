@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import Finished, Launcher, run
+from launch import Finished, Launcher
 from run import read
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -36,7 +36,7 @@ class Suite:
         """Run the tests in `body` on some ranks; each has `limit` seconds."""
         (self.folder / "test_planted.py").write_text(HEAD + body)
         settings = ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(self.folder)]
-        settings += ["-o", f"faulthandler_timeout={limit}", "-p", "no:cacheprovider"]
+        settings += ["-o", f"faulthandler_timeout={limit}", "-p", "no:cacheprovider", "--color=no"]
         program = [sys.executable, "-m", "pytest", "--with-mpi", *settings, "test_planted.py"]
         return LAUNCHER.run(ranks, program, limit=50, cwd=self.folder)
 
@@ -119,7 +119,7 @@ def test_teardown(broken_teardown): pass
     assert re.search(r"^E +assert 2 == 3$", done.output, re.MULTILINE)
     assert re.search(r"Captured stdout call \[rank 1 of 3\] -+\nsaid by 1\n", done.output)
     assert "FAILED test_planted.py::test_one_rank_fails - [rank 1 of 3]" in done.output
-    assert "passed on [ranks 1, 2 of 3], skipped on [rank 0 of 3]" in done.output
+    assert "skipped on [rank 0 of 3], passed on [ranks 1, 2 of 3]" in done.output
     assert "AssertionError: broken on rank 2" in done.output
 
 
@@ -210,34 +210,41 @@ def test_never_runs(): comm.Barrier()
     assert "did not collect the same tests" in done.output
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["def test_unmarked(): pass", "@pytest.mark.mpi(min_size=64)\ndef test_too_few(): pass"],
-    ids=["unmarked", "skipped"],
-)
-def test_a_run_without_an_mpi_test_is_red(suite, body):
-    done = suite.run(body)
+def test_a_run_without_an_mpi_test_is_red(suite):
+    done = suite.run(
+        """
+def test_unmarked(): pass
+
+@pytest.mark.mpi(min_size=64)
+def test_of_many_ranks(): pass
+"""
+    )
     assert done.status == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "no MPI test ran on 2 ranks" in done.output
 
 
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("mpi(minsize=2)", "pytest.mark.mpi(min_size=N)"),
-        ("mpi(2)", "pytest.mark.mpi(min_size=N)"),
-        ("limit(seconds=2)", "pytest.mark.limit(SECONDS)"),
-        ("mpj", "'mpj' not found in `markers`"),
-    ],
-)
-def test_a_misspelled_marker_is_an_error(suite, marker, message):
-    """Without mpiexec: the check is the same, and faster."""
-    (suite.folder / "test_planted.py").write_text(f"{HEAD}\n@pytest.mark.{marker}\ndef test(): pass")
-    settings = ["-c", str(TESTS.parent / "pyproject.toml"), "--rootdir", str(suite.folder)]
-    command = [sys.executable, "-m", "pytest", *settings, "test_planted.py"]
-    done = run(command, LAUNCHER.environment(1), limit=30, cwd=suite.folder)
+def test_a_misspelled_marker_is_an_error(suite):
+    """pytest-mpi would run the first test on any number of ranks, and the second on none."""
+    done = suite.run(
+        """
+@pytest.mark.mpi(minsize=2)
+def test_word(): pass
+
+@pytest.mark.mpi(2)
+def test_no_word(): pass
+
+@pytest.mark.limit(seconds=2)
+def test_limit(): pass
+"""
+    )
     assert is_red(done)
-    assert message in done.output
+    for name, message in [
+        ("word", "pytest.mark.mpi(min_size=N)"),
+        ("no_word", "pytest.mark.mpi(min_size=N)"),
+        ("limit", "pytest.mark.limit(SECONDS)"),
+    ]:
+        assert done.output.count(f"ERROR: test_planted.py::test_{name}: write pytest.mark.") == 1
+        assert message in done.output
 
 
 def test_an_mpiexec_of_another_library_is_noticed(suite, monkeypatch):

@@ -1,10 +1,13 @@
 """Chunks and segments cover what they cut, in order, once."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpccoll.chunks import Range, RangeSet, chunks, segments
+
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Machines that run tests may be slow; that is no failure."""
 
 ranges = st.builds(lambda a, b: Range(min(a, b), max(a, b)), st.integers(0, 30), st.integers(0, 30))
 
@@ -28,6 +31,7 @@ def test_chunks_are_consecutive_even_where_they_are_empty():
     assert chunks(2, 4) == ((0, 1), (1, 2), (2, 2), (2, 2))
 
 
+@calm
 @given(ranges, st.integers(1, 40))
 def test_segments_cover_a_range_in_order(chunk, limit):
     cut = list(segments(chunk, limit))
@@ -36,6 +40,7 @@ def test_segments_cover_a_range_in_order(chunk, limit):
     assert all(part.count == limit for part in cut[:-1])
 
 
+@calm
 @given(ranges, ranges)
 def test_ranges_overlap_where_they_share_an_element(one, other):
     shared = set(elements([one])) & set(elements([other]))
@@ -43,6 +48,7 @@ def test_ranges_overlap_where_they_share_an_element(one, other):
         assert one.overlaps(other) == other.overlaps(one) == bool(shared)
 
 
+@calm
 @given(st.lists(st.tuples(st.booleans(), ranges)), ranges)
 def test_a_range_set_is_a_set_of_elements(changes, window):
     held, expected = RangeSet(), set()

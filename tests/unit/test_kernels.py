@@ -19,19 +19,15 @@ from hpccoll import _kernels
 LENGTHS = range(71)
 GUARD = 64
 
-LOGICAL = ("land", "lor", "lxor")
-BITWISE = ("band", "bor", "bxor")
-ORDER = ("min", "max", "fmin", "fmax")
-ARITHMETIC = ("sum", "prod")
+LOGICAL = {"land": operator.and_, "lor": operator.or_, "lxor": operator.xor}
+BITWISE = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}
+ARITHMETIC = {"sum": np.add, "prod": np.multiply}
+ORDER = {"min": np.minimum, "max": np.maximum, "fmin": np.fmin, "fmax": np.fmax}
 
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32", "float64")
-COMPLEX = ("complex64", "complex128")
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-
-
-def dtype_of(name):
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 def operations_of(name):
@@ -42,6 +38,14 @@ def operations_of(name):
     if name in FLOATS:
         return (*ARITHMETIC, *ORDER, *LOGICAL)
     return (*ARITHMETIC, *LOGICAL)
+
+
+def dtype_of(name):
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def bits(array):
+    return array.view(f"u{array.dtype.itemsize}")
 
 
 @pytest.fixture(params=_kernels.targets())
@@ -55,109 +59,445 @@ def target(request):
 # --- operands -------------------------------------------------------------------------------------
 
 
-def bits_dtype(dtype):
-    return np.dtype(f"u{dtype.itemsize}")
-
-
-def special_floats(dtype):
-    """Zeros, subnormals, extremes, infinities and NaN of both signs, quiet and signalling."""
-    info = ml_dtypes.finfo(dtype)
-    quiet = 1 << (info.nmant - 1)
-    exponent = np.array(np.inf, dtype).view(bits_dtype(dtype)).item()
-    positive = [0, 1, quiet, exponent // 2, exponent - 1, exponent, exponent + 1]
-    positive += [exponent + quiet, exponent + quiet + 2]
+def special_values(name):
+    dtype = dtype_of(name)
+    if name == "bool":
+        return np.array([0, 1, 2, 128, 255], np.uint8).view(bool)
+    if name in INTEGERS:
+        info = np.iinfo(dtype)
+        return np.array([info.min, info.min + 1, 0, 1, 3, info.max // 2, info.max], dtype)
+    # Zero, subnormals, the extremes, infinity, NaN: signalling, quiet, and with other bits; +, -.
+    quiet = 1 << (ml_dtypes.finfo(dtype).nmant - 1)
+    infinity = bits(np.array([np.inf], dtype)).item()
+    patterns = [0, 1, quiet, infinity // 2, infinity - 1, infinity]
+    patterns += [infinity + 1, infinity + quiet, infinity + quiet + 2]
     sign = 1 << (8 * dtype.itemsize - 1)
-    return np.array(positive + [sign + bits for bits in positive], bits_dtype(dtype)).view(dtype)
+    return np.array([*patterns, *(sign + p for p in patterns)], f"u{dtype.itemsize}").view(dtype)
 
 
-def operands(name, count=150):
+def every_pair(values):
+    return np.repeat(values, len(values)), np.tile(values, len(values))
+
+
+def operands(name, count=200):
     """Two arrays: every special value meets every other, then numbers unique per index."""
     dtype = dtype_of(name)
-    random = np.random.default_rng(len(name) * 100 + dtype.itemsize)
-    if name == "bool":
-        special = np.array([0, 1, 2, 128, 255], np.uint8).view(bool)
-        more = random.integers(0, 256, 2 * count, np.uint8).view(bool)
-    elif name in INTEGERS:
-        info = np.iinfo(dtype)
-        special = np.array([info.min, info.min + 1, 0, 1, 3, info.max // 2, info.max], dtype)
-        more = random.integers(info.min, info.max, 2 * count, dtype, endpoint=True)
+    random = np.random.default_rng(dtype.itemsize)
+    if name in REAL:
+        special = special_values(REAL[name])[[0, 3, 5, 7, 8, 9, 12]]
+        special = np.stack(every_pair(special), axis=1).view(dtype).ravel()
     else:
-        real = dtype_of({"complex64": "float32", "complex128": "float64"}.get(name, name))
-        special = special_floats(real)
-        more = random.permutation(np.arange(1, 4 * count + 1) * 0.37 - count).astype(real)
-        if name in COMPLEX:
-            special = special[[0, 1, 4, 5, 8, 9, 14]]
-            special = np.repeat(special, 7) + 1j * 0 if False else pairs_of(special).view(dtype)
-            more = more.view(dtype)
-    left, right = np.repeat(special, len(special)), np.tile(special, len(special))
+        special = special_values(name)
+    if name in INTEGERS or name == "bool":
+        more = random.bytes(2 * count * dtype.itemsize)
+        more = np.frombuffer(more, dtype)
+    else:
+        more = random.permutation(4 * count) * 0.37 - count
+        more = more.astype(dtype_of(REAL.get(name, name))).view(dtype)
+    left, right = every_pair(special)
     return np.append(left, more[:count]), np.append(right, more[count : 2 * count])
 
 
-def pairs_of(values):
-    return np.stack([np.repeat(values, len(values)), np.tile(values, len(values))], axis=1).ravel()
+def random_bits(name, count, seed):
+    dtype = dtype_of(name)
+    return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.itemsize), dtype)
 
 
 # --- twins ----------------------------------------------------------------------------------------
 
 
 def quieted(x):
-    nmant = ml_dtypes.finfo(x.dtype).nmant
-    bits = x.view(bits_dtype(x.dtype)) | bits_dtype(x.dtype).type(1 << (nmant - 1))
-    return bits.view(x.dtype)
+    return (bits(x) | bits(x).dtype.type(1 << (ml_dtypes.finfo(x.dtype).nmant - 1))).view(x.dtype)
 
 
-def twin_arithmetic(ufunc, left, right):
-    """Of NaN operands the left one remains, quiet; a NaN that arises is the processor's."""
+def arithmetic(op, left, right):
+    """Of NaN operands the left one remains and becomes quiet."""
     wide = np.float32 if left.dtype.itemsize == 2 else left.dtype
-    result = ufunc(left.astype(wide), right.astype(wide)).astype(left.dtype)
-    if left.dtype == ml_dtypes.bfloat16:  # ml_dtypes' conversion drops what a NaN carries
-        arises = np.isnan(result) & ~np.isnan(left) & ~np.isnan(right)
-        assert np.isin(result[arises].view(np.uint16), [0x7FC0, 0xFFC0]).all()
+    result = ARITHMETIC[op](left.astype(wide), right.astype(wide)).astype(left.dtype)
     result = np.where(np.isnan(right), quieted(right), result)
     return np.where(np.isnan(left), quieted(left), result)
 
 
-def twin_order(op, left, right):
-    """NaN wins in min and max, loses in fmin and fmax; -0 is less than +0; NaN is np.nan."""
-    nan = np.array(np.nan, left.dtype)
-    if op in ("fmin", "fmax"):
-        left, right = np.where(np.isnan(left), right, left), np.where(np.isnan(right), left, right)
-    if op.endswith("min"):
-        first = (left < right) | ((left == right) & np.signbit(left))
-    else:
-        first = (left > right) | ((left == right) & ~np.signbit(left))
-    return np.where(np.isnan(left) | np.isnan(right), nan, np.where(first, left, right))
+def order(op, left, right):
+    """NaN wins in min and max, where it is always the same NaN; -0 is less than +0."""
+    result = ORDER[op](left, right)
+    zeros = (left == 0) & (right == 0)
+    negative = (np.logical_or if op.endswith("min") else np.logical_and)(
+        np.signbit(left), np.signbit(right))
+    result = np.where(zeros, np.where(negative, -0.0, 0.0).astype(left.dtype), result)
+    return np.where(np.isnan(result), np.array(np.nan, left.dtype), result)
 
 
 def twin(op, left, right):
+    """What the loops are to give, computed by NumPy."""
     dtype = left.dtype
-    name = dtype.name
     if op in LOGICAL:
-        combine = {"land": operator.and_, "lor": operator.or_, "lxor": operator.xor}[op]
-        return combine(left != 0, right != 0).astype(dtype)
-    if name == "bool":
-        left, right = left.view(np.uint8) != 0, right.view(np.uint8) != 0
-        combine = {"b": None, "m": operator.and_, "f": operator.and_}[op[0]]
-        if op in BITWISE:
-            combine = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}[op]
-        elif op.endswith("max"):
-            combine = operator.or_
-        return combine(left, right)
+        return LOGICAL[op](left != 0, right != 0).astype(dtype)
+    if dtype == bool:
+        left, right = (x.view(np.uint8) != 0 for x in (left, right))
     if op in BITWISE:
-        combine = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}[op]
-        return combine(left, right)
-    if name in INTEGERS:
-        ufunc = {"sum": np.add, "prod": np.multiply}.get(op)
-        return (ufunc or getattr(np, op.removeprefix("f") + "imum"))(left, right)
-    if op in ORDER:
-        return twin_order(op, left, right)
-    ufunc = {"sum": np.add, "prod": np.multiply}[op]
-    if name in FLOATS:
-        return twin_arithmetic(ufunc, left, right)
-    real = left.real.dtype
-    if op == "sum":
-        return twin_arithmetic(ufunc, left.view(real), right.view(real)).view(dtype)
-    parts = [left.real * right.real - left.imag * right.imag]
-    parts += [left.real * right.imag + left.imag * right.real]
-    result = np.stack(parts, axis=1)
-    return np.where(np.isnan(result), np.array(np.nan, real), result).view(dtype).ravel()
+        return BITWISE[op](left, right)
+    if dtype.name in REAL and op == "prod":
+        re = left.real * right.real - left.imag * right.imag
+        im = left.real * right.imag + left.imag * right.real
+        parts = np.stack([re, im], axis=1)
+        return np.where(np.isnan(parts), parts.dtype.type(np.nan), parts).view(dtype).ravel()
+    if dtype.name in REAL:
+        return arithmetic(op, left.view(left.real.dtype), right.view(left.real.dtype)).view(dtype)
+    if dtype.name in FLOATS:
+        return (arithmetic if op in ARITHMETIC else order)(op, left, right)
+    return ({**ARITHMETIC, **ORDER}[op])(left, right)
+
+
+class Guarded:
+    """An array at a given offset, between bytes that must stay as they are."""
+
+    def __init__(self, values, offset=0):
+        nbytes = values.nbytes
+        self.memory = (np.arange(nbytes + 2 * GUARD + offset) * 7 % 251).astype(np.uint8)
+        start = GUARD + offset
+        self.memory[start : start + nbytes] = np.ascontiguousarray(values).view(np.uint8)
+        self.array = np.ndarray(values.shape, values.dtype, self.memory, start)
+
+    def bytes(self):
+        return self.memory.tobytes()
+
+
+def first_difference(got, wanted):
+    index = np.flatnonzero(got.memory != wanted.memory)[0]
+    return f"byte {index}: {got.array} instead of {wanted.array}"
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _kernels.TYPES)
+def test_reductions(target, name):
+    all_left, all_right = operands(name)
+    with np.errstate(all="ignore"):
+        wanted = {op: twin(op, all_left, all_right) for op in operations_of(name)}
+    itemsize = all_left.dtype.itemsize
+    for op, all_wanted in wanted.items():
+        for n in LENGTHS:
+            # Another place for each length: special values meet vector bodies and remainders.
+            start = n * 29 % (len(all_left) - n)
+            left, right, result = (x[start : start + n] for x in (all_left, all_right, all_wanted))
+            for offset, other in ((0, 1), (1, itemsize), (itemsize, 0)):
+                expected = Guarded(result, offset)
+
+                acc = Guarded(right, offset)
+                _kernels.reduce_into(acc.array, Guarded(left, other).array, op)
+                assert acc.bytes() == expected.bytes(), (op, n, first_difference(acc, expected))
+
+                acc = Guarded(left, offset)
+                _kernels.reduce_into(acc.array, Guarded(right, other).array, op, "right")
+                assert acc.bytes() == expected.bytes(), (op, n, first_difference(acc, expected))
+
+                out = Guarded(np.zeros_like(result), offset)
+                _kernels.combine(out.array, Guarded(left, other).array, right, op)
+                assert out.bytes() == expected.bytes(), (op, n, first_difference(out, expected))
+
+
+@pytest.mark.parametrize("name", _kernels.TYPES)
+def test_reductions_of_long_arrays(target, name):
+    left, right = operands(name, 1300)
+    for op in operations_of(name):
+        with np.errstate(all="ignore"):
+            expected = Guarded(twin(op, left, right))
+        acc = Guarded(right)
+        _kernels.reduce_into(acc.array, left, op)
+        assert acc.bytes() == expected.bytes(), (op, first_difference(acc, expected))
+
+
+@pytest.mark.parametrize("name", _kernels.TYPES)
+def test_targets_agree_on_random_bits(name):
+    left, right = random_bits(name, 3001, 1), random_bits(name, 3001, 2)
+    before = _kernels.target()
+    for op in operations_of(name):
+        results = []
+        for target in _kernels.targets():
+            _kernels.set_target(target)
+            out = np.zeros_like(left)
+            _kernels.combine(out, left, right, op)
+            results.append(out.tobytes())
+        _kernels.set_target(before)
+        assert len(set(results)) == 1, op
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("op", ORDER)
+def test_order_does_not_depend_on_the_side(target, name, op):
+    left, right = operands(name)
+    one, other = np.zeros_like(left), np.zeros_like(left)
+    _kernels.combine(one, left, right, op)
+    _kernels.combine(other, right, left, op)
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+def test_complex_product_is_that_of_numpy(target, name):
+    rng = np.random.default_rng(3)
+    left, right = (rng.normal(size=(2, 2 * 777)).astype(REAL[name]).view(name))
+    out = np.zeros_like(left)
+    _kernels.combine(out, left, right, "prod")
+    np.testing.assert_array_equal(out, left * right)
+
+
+def test_an_operand_may_be_both(target):
+    x = np.arange(100, dtype=np.float32)
+    _kernels.reduce_into(x, x, "sum")
+    _kernels.combine(x, x, x, "sum")
+    np.testing.assert_array_equal(x, 4 * np.arange(100))
+
+
+def test_arrays_of_more_dimensions(target):
+    acc = np.arange(24).reshape(2, 3, 4)
+    _kernels.reduce_into(acc, np.full((2, 3, 4), 10), "sum")
+    np.testing.assert_array_equal(acc.ravel(), np.arange(24) + 10)
+    scalar = np.array(5.0)
+    _kernels.reduce_into(scalar, np.array(2.0), "prod")
+    assert scalar == 10
+
+
+# --- division, conversion, copies -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *REAL])
+@pytest.mark.parametrize("divisor", [3, 7.5, 0.1, 0, -2])
+def test_divide(target, name, divisor):
+    x = np.append(*operands(name)) if name in REAL else np.append(special_values(name), 0.1)
+    x = np.append(x, operands(name, 1300)[0])
+    real = x.view(dtype_of(REAL.get(name, name)))
+    wide = real.astype(np.float32) if name in HALVES else real
+    with np.errstate(all="ignore"):
+        wanted = (wide / wide.dtype.type(divisor)).astype(real.dtype)
+    for n in (*LENGTHS, len(x)):
+        for offset in (0, 1):
+            got = Guarded(x[:n], offset)
+            _kernels.divide_by(got.array, divisor)
+            result = got.array.copy().view(real.dtype)
+            expected = wanted[: len(result)]
+            nan = np.isnan(expected)
+            assert (bits(result)[~nan] == bits(expected)[~nan]).all()
+            assert np.isnan(result[nan]).all()
+            outside = Guarded(x[:n], offset)
+            outside.array[...] = got.array
+            assert got.bytes() == outside.bytes()
+
+
+def converted(call, x, dtype, n, offset):
+    """The first `n` elements, converted, after a look at the bytes round them."""
+    out = Guarded(np.zeros(n, dtype), offset)
+    call(out.array, Guarded(x[:n], 1 - offset).array)
+    result = out.array.copy()
+    assert out.bytes() == Guarded(result, offset).bytes()
+    return result
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_widen_every_half(target, name):
+    half = np.arange(1 << 16, dtype=np.uint16).view(dtype_of(name))
+    wanted = half.astype(np.float32)
+    if name == "float16":
+        wanted = np.where(np.isnan(half), quieted(wanted), wanted)
+    for n in (*LENGTHS, len(half)):
+        got = converted(_kernels.widen, half, np.float32, n, n % 2)
+        np.testing.assert_array_equal(bits(got), bits(wanted[:n]))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_narrow(target, name):
+    dtype = dtype_of(name)
+    half = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    # Every half, every tie between neighbours (the last is where overflow begins), and what lies
+    # next to them; then numbers of all sizes, and NaN.
+    exact = half[np.isfinite(half)].astype(np.float64)
+    following = np.append(exact[1:], exact[-1])
+    ties = (exact / 2 + following / 2).astype(np.float32)
+    top = np.float32(ml_dtypes.finfo(dtype).max)
+    ties = np.append(ties, [top * (1 + 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 2)), -top])
+    x = np.concatenate([
+        special_values("float32"),
+        exact.astype(np.float32),
+        ties,
+        np.nextafter(ties, np.float32(np.inf)),
+        np.nextafter(ties, np.float32(-np.inf)),
+        random_bits("float32", 1 << 17, 4),
+    ])
+    with np.errstate(all="ignore"):
+        wanted = x.astype(dtype)
+    nan = np.isnan(x)
+    for n in (*LENGTHS, len(x)):
+        got = converted(_kernels.narrow, x, dtype, n, n % 2)
+        kept = ~nan[:n]
+        np.testing.assert_array_equal(bits(got)[kept], bits(wanted[:n])[kept])
+        assert np.isnan(got[~kept]).all()
+        np.testing.assert_array_equal(np.signbit(got[~kept]), np.signbit(x[:n][~kept]))
+        np.testing.assert_array_equal(bits(got[~kept]), bits(quieted(got[~kept])))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_targets_agree_on_conversions_and_division(name):
+    single, half = random_bits("float32", 5003, 5), random_bits(name, 5003, 6)
+    before = _kernels.target()
+    results = []
+    for target in _kernels.targets():
+        _kernels.set_target(target)
+        wide, narrow, quotient = np.zeros_like(single), np.zeros_like(half), half.copy()
+        _kernels.widen(wide, half)
+        _kernels.narrow(narrow, single)
+        _kernels.divide_by(quotient, 3)
+        results.append(wide.tobytes() + narrow.tobytes() + quotient.tobytes())
+    _kernels.set_target(before)
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("name", _kernels.TYPES)
+def test_copy(name):
+    x = operands(name)[0]
+    for offset in (0, 1):
+        out = Guarded(np.zeros_like(x), offset)
+        _kernels.copy(out.array, x)
+        assert out.bytes() == Guarded(x, offset).bytes()
+        _kernels.copy(out.array, out.array)
+        assert out.bytes() == Guarded(x, offset).bytes()
+
+
+# --- what there is, and addresses -----------------------------------------------------------------
+
+
+def test_supports_what_makes_sense():
+    assert _kernels.OPERATIONS == (*ARITHMETIC, *ORDER, *LOGICAL, *BITWISE)
+    assert _kernels.TYPES == ("bool", *INTEGERS, *FLOATS, *REAL)
+    for name in _kernels.TYPES:
+        for op in _kernels.OPERATIONS:
+            supported = op in operations_of(name)
+            assert _kernels.supports(op, name) == supported
+            assert (_kernels.reduce_address(op, name) != 0) == supported
+        assert (_kernels.divide_address(name) != 0) == (name in (*FLOATS, *REAL))
+        assert (_kernels.widen_address(name) != 0) == (name in HALVES)
+        assert (_kernels.narrow_address(name) != 0) == (name in HALVES)
+    assert not _kernels.supports("mean", "float32")
+    assert not _kernels.supports("sum", "float128")
+    assert _kernels.divide_address("float128") == 0
+
+
+def test_addresses_lead_to_the_loops(target):
+    pointer, number = ctypes.c_void_p, ctypes.c_size_t
+    x = np.arange(10, dtype=np.float32)
+    half = np.zeros(10, np.float16)
+
+    convert = ctypes.CFUNCTYPE(None, pointer, pointer, number)
+    convert(_kernels.narrow_address("float16"))(half.ctypes.data, x.ctypes.data, 10)
+    np.testing.assert_array_equal(half, x)
+    convert(_kernels.widen_address("float16"))(x.ctypes.data, half.ctypes.data, 10)
+
+    reduce = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, number)
+    address = _kernels.reduce_address("sum", "float32")
+    reduce(address)(x.ctypes.data, x.ctypes.data, x.ctypes.data, 10)
+    divide = ctypes.CFUNCTYPE(None, pointer, ctypes.c_double, number)
+    divide(_kernels.divide_address("float32"))(x.ctypes.data, 4, 10)
+    np.testing.assert_array_equal(x, np.arange(10) / 2)
+
+
+def test_each_target_has_its_own_loops():
+    before = _kernels.target()
+    addresses = set()
+    for target in _kernels.targets():
+        _kernels.set_target(target)
+        addresses.add(_kernels.reduce_address("sum", "float32"))
+    _kernels.set_target(before)
+    assert len(addresses) == len(_kernels.targets())
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+FLOAT = np.zeros(4, np.float32)
+STRIDED = np.zeros(8, np.float32)[::2]
+READ_ONLY = np.zeros(4, np.float32)
+READ_ONLY.flags.writeable = False
+FOREIGN = np.zeros(4, np.dtype(np.float32).newbyteorder())
+OVERLAPPING = np.zeros(5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "text"),
+    [
+        ("reduce_into", ([1.0], FLOAT, "sum"), TypeError, "acc must be a NumPy array, not list"),
+        ("reduce_into", (FLOAT, 1.0, "sum"), TypeError, "incoming must be a NumPy array, not fl"),
+        ("reduce_into", (np.zeros(4, "U1"), FLOAT, "sum"), TypeError, "acc has dtype <U1; wanted"),
+        ("reduce_into", (FOREIGN, FLOAT, "sum"), TypeError, "foreign byte order; wanted one of"),
+        ("reduce_into", (FLOAT, np.zeros(4), "sum"), TypeError, "incoming has dtype float64; wan"),
+        ("reduce_into", (FLOAT, np.zeros(3, "f4"), "sum"), ValueError, "incoming has 3 elements; "),
+        ("reduce_into", (FLOAT, FLOAT, "mean"), ValueError, "op is 'mean', which is unknown; want"),
+        ("reduce_into", (FLOAT, FLOAT, ["sum"]), TypeError, "op must be a str, not list; wanted"),
+        ("reduce_into", (FLOAT, FLOAT, "band"), TypeError, "'band' makes no sense for float32"),
+        ("reduce_into", (np.zeros(2, bool),) * 2 + ("sum",), TypeError, "makes no sense for bool"),
+        ("reduce_into", (np.zeros(2, "c8"),) * 2 + ("min",), TypeError, "one of sum, prod, land, "),
+        ("reduce_into", (FLOAT, FLOAT, "sum", "up"), ValueError, "side is 'up'; wanted 'left' or"),
+        ("reduce_into", (STRIDED, FLOAT, "sum"), BufferError, "acc is not C-contiguous"),
+        ("reduce_into", (FLOAT, STRIDED, "sum"), BufferError, "incoming is not C-contiguous"),
+        ("reduce_into", (READ_ONLY, FLOAT, "sum"), BufferError, "acc is read-only"),
+        ("reduce_into", (OVERLAPPING[1:], OVERLAPPING[:4], "sum"), ValueError, "overlap in part"),
+        ("combine", (READ_ONLY, FLOAT, FLOAT, "sum"), BufferError, "combine: out is read-only"),
+        ("combine", (FLOAT, np.zeros(4), FLOAT, "sum"), TypeError, "combine: left has dtype"),
+        ("combine", (FLOAT, FLOAT, STRIDED, "sum"), BufferError, "right is not C-contiguous"),
+        ("combine", (FLOAT, FLOAT, np.zeros(5, "f4"), "sum"), ValueError, "right has 5 elements"),
+        ("divide_by", (np.zeros(4, int), 2), TypeError, "x has dtype int64; wanted one of float16"),
+        ("divide_by", (FLOAT, "2"), TypeError, "must be real number"),
+        ("widen", (FLOAT, FLOAT), TypeError, "half has dtype float32; wanted one of float16, bflo"),
+        ("widen", (np.zeros(4), np.zeros(4, "f2")), TypeError, "out has dtype float64; wanted one"),
+        ("widen", (FLOAT, np.zeros(5, "f2")), ValueError, "half has 5 elements; wanted as many as"),
+        ("widen", (FLOAT, FLOAT.view("f2")[:4]), ValueError, "out and half overlap"),
+        ("narrow", (FLOAT, FLOAT), TypeError, "out has dtype float32; wanted one of float16"),
+        ("narrow", (np.zeros(4, "f2"), np.zeros(4)), TypeError, "x has dtype float64; wanted one"),
+        ("copy", (FLOAT, np.zeros(4)), TypeError, "copy: x has dtype float64; wanted that of out"),
+        ("copy", (READ_ONLY, FLOAT), BufferError, "copy: out is read-only"),
+        ("set_target", ("sse9",), ValueError, "'sse9', which does not exist; wanted one of basel"),
+    ],
+)
+def test_refusals(call, arguments, error, text):
+    with pytest.raises(error, match=text) as caught:
+        getattr(_kernels, call)(*arguments)
+    assert text.startswith("must be") or str(caught.value).startswith(f"{call}: ")
+
+
+def test_nothing_is_written_after_a_refusal():
+    assert not any(x.any() for x in (FLOAT, STRIDED, READ_ONLY, FOREIGN, OVERLAPPING))
+
+
+# --- HPCCOLL_KERNEL -------------------------------------------------------------------------------
+
+
+def target_with(value):
+    """Import the module in a process of its own, with HPCCOLL_KERNEL set to `value`."""
+    code = "from hpccoll import _kernels; print(_kernels.target())"
+    root = str(Path(_kernels.__file__).parents[1])
+    environment = {**os.environ, "HPCCOLL_KERNEL": value, "PYTHONPATH": root}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", _kernels.targets())
+def test_environment_forces_a_target(name):
+    assert target_with(name).stdout.strip() == name
+
+
+def test_empty_environment_means_the_fastest_target():
+    assert target_with("").stdout.strip() == _kernels.targets()[-1]
+
+
+@pytest.mark.parametrize("name", ["sse9", "AVX2"])
+def test_environment_refuses_an_unknown_target(name):
+    process = target_with(name)
+    choices = ", ".join(_kernels.targets())
+    assert process.returncode != 0
+    assert process.stderr.endswith(
+        f"ValueError: HPCCOLL_KERNEL is {name!r}, which does not exist; wanted one of {choices}\n"
+    )
+
+
+@pytest.mark.parametrize("name", {"avx2", "avx512"} - set(_kernels.targets()))
+def test_environment_refuses_what_the_cpu_does_not_run(name):
+    assert f"HPCCOLL_KERNEL is {name!r}, which " in target_with(name).stderr

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import ALGORITHMS
-from hpccoll.program import Buffer, Instruction, Opcode, Place, Program, compile_program
+from hpccoll.compiler import compile_program
+from hpccoll.program import Buffer, Instruction, Opcode, Place, Program
 
 GARBAGE = -(10**12)
 

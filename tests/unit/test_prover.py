@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpccoll.algorithms import ALGORITHMS
@@ -34,7 +34,7 @@ def test_every_algorithm_is_right_for_any_size_and_count(name, size):
         assert (proof.algorithm, proof.size, proof.count) == (name, size, count)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(NAMES), st.integers(1, 40), st.integers(0, 300))
 def test_random_sizes_and_counts(name, size, count):
     prove(name, size, count)
@@ -95,6 +95,12 @@ def test_an_expression_needs_an_element():
 def test_an_unknown_algorithm_is_refused():
     with pytest.raises(ValueError, match="unknown algorithm 'auto'; choose from naive_root"):
         prove("auto", 4, 4)
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (-1, 1), (1, -1)])
+def test_sizes_and_counts_that_make_no_sense_are_refused(size, count):
+    with pytest.raises(ValueError, match=f"got {size} and {count}$"):
+        prove("ring", size, count)
 
 
 # Mutants: each breaks one thing.

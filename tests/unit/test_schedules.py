@@ -3,6 +3,7 @@
 import importlib
 import re
 import textwrap
+from itertools import pairwise
 
 import pytest
 
@@ -55,10 +56,7 @@ def test_messages_hold_elements_in_few_ranges(name, size, count):
                 assert (peer is None) == (parts == ())
                 assert all(0 <= part.start < part.stop <= count for part in parts)
                 assert len(parts) <= (2 if name == "circulant" else 1)
-                assert all(
-                    before.stop != after.start
-                    for before, after in zip(parts, parts[1:], strict=False)
-                )
+                assert all(before.stop != after.start for before, after in pairwise(parts))
 
 
 @pytest.mark.parametrize("name", NAMES)

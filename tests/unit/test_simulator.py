@@ -365,6 +365,12 @@ def test_all_tables_in_the_docs_are_generated():
     ]
 
 
+def test_the_example_in_the_docs_runs(capsys):
+    text = DOCS.read_text(encoding="utf-8")
+    exec(text.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out.endswith("(((x1 + x2) + x3) + x4) + x0\n")
+
+
 def test_the_constants_in_the_docs_are_the_simulator_s():
     text = DOCS.read_text(encoding="utf-8")
     assert f"{ALPHA * 1e6:g} us" in text
