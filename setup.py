@@ -36,7 +36,14 @@ def extension(name: str, *headers: str) -> Extension:
 setup(
     ext_modules=cythonize(
         [
-            extension("_kernels", "reduce_loops.h", "operations.h", "half.h", "target_loops.h"),
+            extension(
+                "_kernels",
+                "reduce_loops.h",
+                "operations.h",
+                "half.h",
+                "loop_shapes.h",
+                "target_loops.h",
+            ),
             extension("_executor"),
         ],
         compiler_directives=DIRECTIVES,

@@ -51,7 +51,7 @@ def of_array(argument: str, x: object) -> Operand:
         It is none of these, or its memory is not the host's.
     """
     if isinstance(x, np.ma.MaskedArray):
-        message = f"{argument} is a masked array, whose mask has no meaning here; pass x.filled(...)"
+        message = f"{argument} is a masked array, whose mask means nothing here; pass x.filled(...)"
         raise TypeError(message)
     if isinstance(x, np.ndarray):
         return Operand(_plain(x), lambda: _like_numpy(x))
@@ -97,7 +97,8 @@ def of_spec(spec: object) -> Array | None:
         datatype = rest.pop()
     if rest and isinstance(rest[0], (list, tuple)):
         rest = [*rest[0], *rest[1:]]
-    if len(rest) > 2 or not all(isinstance(number, (int, np.integer, type(None))) for number in rest):
+    numbers_only = all(isinstance(number, (int, np.integer, type(None))) for number in rest)
+    if len(rest) > 2 or not numbers_only:
         return None
     array = _of_buffer(buffer)
     if array is None or not (array.flags.c_contiguous or array.flags.f_contiguous):
@@ -160,7 +161,9 @@ def _like_numpy(x: Array) -> tuple[Array, Callable[[], Any]]:
     return _plain(result), lambda: result
 
 
-def _scalar_result(array: Array, convert: Callable[[Array], Any]) -> tuple[Array, Callable[[], Any]]:
+def _scalar_result(
+    array: Array, convert: Callable[[Array], Any]
+) -> tuple[Array, Callable[[], Any]]:
     result = np.empty_like(array)
     return result, lambda: convert(result)
 
@@ -179,7 +182,7 @@ def _number(argument: str, x: object) -> Array:
 
 def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
     if x.device.type != "cpu":
-        message = f"{argument} is a tensor on {x.device}; wanted one in host memory: {argument}.cpu()"
+        message = f"{argument} is a tensor on {x.device}; wanted host memory: {argument}.cpu()"
         raise TypeError(message)
     if x.requires_grad:
         message = (
@@ -246,12 +249,7 @@ def _of_buffer(x: object) -> Array | None:
 
 def _dtype_of(datatype: Any) -> np.dtype[Any] | None:
     """Return the NumPy type of a predefined MPI datatype, or None."""
-    from mpi4py.util import dtypes
-
-    if not datatype.is_predefined:
+    if not datatype.is_predefined or not datatype.typestr:
         return None
-    try:
-        dtype = np.dtype(dtypes.to_numpy_dtype(datatype))
-    except (ValueError, TypeError, NotImplementedError):
-        return None
+    dtype = np.dtype(datatype.typestr)
     return dtype if dtype.kind in "biufc" else None

@@ -44,7 +44,7 @@ class Call(NamedTuple):
     algorithm: str
     op: str
     dtype: str
-    count: int
+    count: int  # type: ignore[assignment]
     nbytes: int
     size: int
     steps: int = 0

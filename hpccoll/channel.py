@@ -1,8 +1,8 @@
 """What hpccoll keeps for one communicator: a private duplicate, plans, scratch memory.
 
-A channel is made at the first collective call on a communicator (that step is collective), hangs on the
-user's communicator as an MPI attribute, and goes when the user frees that communicator. Messages
-travel on the duplicate, so that they never meet the user's own.
+A channel is made at the first collective call on a communicator (that step is collective), hangs on
+the user's communicator as an MPI attribute, and goes when the user frees that communicator.
+Messages travel on the duplicate, so that they never meet the user's own.
 """
 
 import os
@@ -116,8 +116,8 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
     if _keyval == MPI.KEYVAL_INVALID:
         # Without a copy function, a duplicate of the communicator starts without a channel.
         _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
-    channel: Channel | None = comm.Get_attr(_keyval)
-    if channel is None:
+    channel = comm.Get_attr(_keyval)
+    if not isinstance(channel, Channel):
         channel = Channel(comm)
         comm.Set_attr(_keyval, channel)
     return channel

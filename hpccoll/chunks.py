@@ -1,6 +1,8 @@
 """How a vector is cut: one chunk per rank, and segments, the unit of pipelining, in each chunk."""
 
+import functools
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -11,7 +13,7 @@ class Range(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         """Number of elements."""
         return self.stop - self.start
 
@@ -20,6 +22,7 @@ class Range(NamedTuple):
         return self.start < other.stop and other.start < self.stop
 
 
+@functools.lru_cache(maxsize=64)
 def chunks(count: int, parts: int) -> tuple[Range, ...]:
     """Cut `count` elements into `parts` consecutive chunks.
 
@@ -33,7 +36,7 @@ def chunks(count: int, parts: int) -> tuple[Range, ...]:
     """
     base, longer = divmod(count, parts)
     starts = [part * base + min(part, longer) for part in range(parts + 1)]
-    return tuple(Range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(Range(start, stop) for start, stop in pairwise(starts))
 
 
 def segments(chunk: Range, limit: int) -> Iterator[Range]:
@@ -57,6 +60,7 @@ class RangeSet:
             self.add(part)
 
     def __iter__(self) -> Iterator[Range]:
+        """Yield the ranges in ascending order."""
         return iter(self._ranges)
 
     def add(self, new: Range) -> None:

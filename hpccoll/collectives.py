@@ -8,6 +8,7 @@ from mpi4py import MPI
 from hpccoll import buffers, selection
 from hpccoll._executor import Plan
 from hpccoll.buffers import Array
+from hpccoll.calls import Call
 from hpccoll.channel import Channel, channel_of
 from hpccoll.engine import Task
 from hpccoll.ops import Operation, find_operation
@@ -100,7 +101,7 @@ def allreduce(
             raise TypeError(message)
         operation = find_operation(op)
         if operation is None:
-            message = f"op {op!r} has no loops here; hpccoll.Comm.Allreduce hands it to the MPI library"
+            message = f"op {op!r} has no loops here; Comm.Allreduce hands it to the MPI library"
             raise ValueError(message)
         base: Settings = getattr(comm, "settings", Settings())
         settings = Settings(
@@ -138,12 +139,14 @@ class Caller:
     def __init__(self, name: str, comm: object) -> None:
         self.name = name
         self.comm = comm
-        self.plan: Plan | None = None
+        self.plan: Plan | Call | None = None
 
     def __enter__(self) -> "Caller":
+        """Begin the call."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Note the plan, or complete the text of the error."""
         if error is None:
             if self.plan is not None and hasattr(self.comm, "note_call"):
                 self.comm.note_call(self.plan)
@@ -182,7 +185,11 @@ def allreduce_arrays(
     channel = channel_of(comm)
     dtype = x.dtype.newbyteorder("=")
     algorithm = selection.choose(
-        settings, channel.environment, size=channel.size, nbytes=x.size * dtype.itemsize, count=x.size
+        settings,
+        channel.environment,
+        size=channel.size,
+        nbytes=x.size * dtype.itemsize,
+        count=x.size,
     )
     reduction = channel.reduction(operation, dtype)
     task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)

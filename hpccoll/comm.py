@@ -6,12 +6,13 @@ from mpi4py import MPI
 
 from hpccoll import buffers
 from hpccoll._executor import Plan, PlanCache
+from hpccoll.algorithms import AUTO
 from hpccoll.buffers import flat, is_number
 from hpccoll.calls import Call, call_of
 from hpccoll.channel import channel_of
 from hpccoll.collectives import Caller, allreduce_arrays
 from hpccoll.ops import find_operation
-from hpccoll.selection import AUTO, Settings
+from hpccoll.selection import Settings
 
 
 class Comm(MPI.Intracomm):
@@ -136,11 +137,14 @@ class Comm(MPI.Intracomm):
         with Caller("Allreduce", self) as caller:
             operation = find_operation(op)
             out = buffers.of_spec(recvbuf)
-            if sendbuf is None or sendbuf is MPI.IN_PLACE:
-                x = out
-            else:
-                x = buffers.of_spec(sendbuf)
-            if operation is None or x is None or out is None or not (is_number(x.dtype) and is_number(out.dtype)):
+            in_place = sendbuf is None or sendbuf is MPI.IN_PLACE
+            x = out if in_place else buffers.of_spec(sendbuf)
+            if (
+                operation is None
+                or x is None
+                or out is None
+                or not (is_number(x.dtype) and is_number(out.dtype))
+            ):
                 if isinstance(op, str):
                     message = f"op {op!r} needs arrays of numbers in host memory"
                     raise TypeError(message)
@@ -164,14 +168,10 @@ class Comm(MPI.Intracomm):
 
     # -- communicators made from this one ----------------------------------------------------------
 
-    def _adopt(self, comm: MPI.Comm) -> Any:
-        """Return `comm` as an `hpccoll.Comm` with this one's settings."""
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            return comm
-        if isinstance(comm, MPI.Topocomm):
-            return comm
-        adopted = type(self)(comm)
-        adopted._settings = self._settings  # noqa: SLF001 - same class
+    def _adopt(self, comm: MPI.Comm) -> "Comm":
+        """Return `comm` as an `hpccoll.Comm` with this one's settings; also COMM_NULL."""
+        adopted = type(self)(MPI.Intracomm(comm))
+        adopted._settings = self._settings
         return adopted
 
     def Dup(self, info: MPI.Info | None = None) -> "Comm":  # noqa: N802

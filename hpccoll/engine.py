@@ -1,7 +1,7 @@
 """The engine: binds a schedule to memory, messages and loops, as a plan that can run again.
 
-    schedule  ->  program  ->  plan
-    (algorithms)  (program)    (addresses, persistent requests, loops: the executor runs it)
+schedule (algorithms)  ->  program (compiler)  ->  plan: addresses, persistent requests and loops,
+which the executor runs.
 """
 
 import functools

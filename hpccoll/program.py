@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
+
 class Buffer(enum.IntEnum):
     """The memory an instruction reads or writes."""
 
@@ -50,7 +51,7 @@ class Message(NamedTuple):
 
     peer: int
     place: Place
-    count: int
+    count: int  # type: ignore[assignment]
     partial: bool
     """Partial values, of the partial type; else finished ones, of the caller's type."""
 
@@ -59,11 +60,11 @@ class Instruction(NamedTuple):
     """One instruction; `index` counts messages, the other fields are for data."""
 
     opcode: Opcode
-    index: int = -1
+    index: int = -1  # type: ignore[assignment]
     out: Place = Place(Buffer.OUTPUT, 0)
     left: Place = Place(Buffer.OUTPUT, 0)
     right: Place = Place(Buffer.OUTPUT, 0)
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,7 @@ def find_reduction(operation: Operation, dtype: np.dtype[Any], size: int) -> Red
         )
         kernel = _kernels.target()
     else:
-        loops = Loops(
-            _numpy_reduce(operation, dtype), divide=_numpy_divide(dtype), divisor=divisor
-        )
+        loops = Loops(_numpy_reduce(operation, dtype), divide=_numpy_divide(dtype), divisor=divisor)
         kernel = "numpy"
     return Reduction(dtype, dtype, loops, kernel, finishes=operation.divides)
 
@@ -102,8 +100,8 @@ def kernel_type(dtype: np.dtype[Any]) -> str | None:
 
 
 def _array(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, np.uint8).view(dtype)
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.ctypeslib.as_array(memory).view(dtype)
 
 
 def _numpy_reduce(

@@ -1,16 +1,15 @@
 """Which algorithm runs: "auto" and what overrides it. A function of values equal on all ranks.
 
-The thresholds come from bench/collectives.py on one node; docs/architecture.md says how to measure them
-again. A user overrides them with the argument `algorithm`, or for a whole run with the environment
-variable ``HPCCOLL_ALGORITHM`` (read on rank 0).
+The thresholds come from bench/collectives.py on one node; docs/architecture.md says how to measure
+them again. A user overrides them with the argument `algorithm`, or for a whole run with the
+environment variable ``HPCCOLL_ALGORITHM`` (read on rank 0).
 """
 
 import os
 from dataclasses import dataclass
 
-from hpccoll.algorithms import ALGORITHMS, Algorithm, find
+from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
 
-AUTO = "auto"
 VARIABLE = "HPCCOLL_ALGORITHM"
 
 SMALL_BYTES = 8 << 10
@@ -101,7 +100,9 @@ def select(*, size: int, nbytes: int, count: int) -> str:
     return "rabenseifner" if power_of_two else "circulant"
 
 
-def choose(settings: Settings, environment: str, *, size: int, nbytes: int, count: int) -> Algorithm:
+def choose(
+    settings: Settings, environment: str, *, size: int, nbytes: int, count: int
+) -> Algorithm:
     """Return the algorithm that runs a call."""
     name = requested(settings, environment)
     return find(select(size=size, nbytes=nbytes, count=count) if name == AUTO else name)

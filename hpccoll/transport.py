@@ -1,8 +1,8 @@
-"""What moves bytes between two ranks: MPI point-to-point (threads in tests: `local_transport`).
+"""What moves bytes between two ranks: MPI point-to-point (in tests: `local_transport`).
 
 A transport makes persistent requests. They have the methods of mpi4py's ``Prequest`` that the
-executor uses: ``Start()``, ``Wait(status=None)`` and ``Free()``. Messages between two ranks arrive in
-the order they were started, and a receive is told how many bytes came.
+executor uses: ``Start()``, ``Wait(status=None)`` and ``Free()``. Messages between two ranks arrive
+in the order they were started, and a receive is told how many bytes came.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol

@@ -25,7 +25,7 @@
     X(complex64, "complex64", 8) X(complex128, "complex128", 16)
 
 /* X(layout, type, operation, result from a and b): every reduction there is. The layout says how
- * elements are loaded and stored. float32 comes before the types that may be built on it. */
+ * elements lie in memory, and so which shape of loop_shapes.h the loop has. float32 comes before the types that may be built on it. */
 #define REDUCTIONS(X) \
     BOOLEAN_REDUCTIONS(X, boolean, boolean) \
     INTEGER_REDUCTIONS(X, plain, int8) \
@@ -36,10 +36,10 @@
     INTEGER_REDUCTIONS(X, plain, uint16) \
     INTEGER_REDUCTIONS(X, plain, uint32) \
     INTEGER_REDUCTIONS(X, plain, uint64) \
-    FLOAT_REDUCTIONS(X, plain, float32, float32) \
-    FLOAT_REDUCTIONS(X, plain, float64, float64) \
-    FLOAT_REDUCTIONS(X, float16, float16, float32) \
-    FLOAT_REDUCTIONS(X, bfloat16, bfloat16, float32) \
+    FLOAT_REDUCTIONS(X, plain, float_sum, float32, float32) \
+    FLOAT_REDUCTIONS(X, plain, float_sum, float64, float64) \
+    FLOAT_REDUCTIONS(X, half, half, float16, float32) \
+    FLOAT_REDUCTIONS(X, two_halves, two_halves, bfloat16, float32) \
     COMPLEX_REDUCTIONS(X, complex, complex64, float32) \
     COMPLEX_REDUCTIONS(X, complex, complex128, float64)
 
@@ -73,8 +73,8 @@
     X(layout, type, bxor, a ^ b)
 
 /* `real` is the type computed in. NaN counts as true. */
-#define FLOAT_REDUCTIONS(X, layout, type, real) \
-    X(layout, type, sum, one_nan_##real(a + b)) \
+#define FLOAT_REDUCTIONS(X, layout, sum_layout, type, real) \
+    X(sum_layout, type, sum, one_nan_##real(a + b)) \
     X(layout, type, prod, one_nan_##real(a * b)) \
     X(layout, type, min, min_of_##real(a, b)) \
     X(layout, type, max, max_of_##real(a, b)) \
@@ -128,12 +128,8 @@ DEFINE_TYPE(complex128, double, double_pair)
 
 #define load_plain(array, i) (array)[i]
 #define store_plain(array, i, value) (array)[i] = (value)
-
-#define load_float16(array, i) float32_of_float16((array)[i])
-#define store_float16(array, i, value) (array)[i] = float16_of_float32(value)
-
-#define load_bfloat16(array, i) float32_of_bfloat16((array)[i])
-#define store_bfloat16(array, i, value) (array)[i] = bfloat16_of_float32(value)
+#define load_float_sum load_plain
+#define store_float_sum store_plain
 
 #define load_complex(array, i) {(array)[2 * (i)], (array)[2 * (i) + 1]}
 #define store_complex(array, i, value) \

@@ -2,7 +2,8 @@
  *
  *     operations.h      what each operation does to two elements of each type
  *     half.h            float16 and bfloat16 to and from float32
- *     target_loops.h    the loops round that, included here once per target
+ *     loop_shapes.h     the loops round that
+ *     target_loops.h    all of them for one target, included here once per target
  *
  * No function here allocates, blocks, or touches a Python object. */
 #ifndef HPCCOLL_REDUCE_LOOPS_H
@@ -10,6 +11,7 @@
 
 #include <string.h>
 
+#include "loop_shapes.h"
 #include "operations.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -19,15 +21,6 @@
 #else
 #define HAS_X86_TARGETS 0
 #endif
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-#define JOIN_AFTER_EXPANSION(a, b, c) a##_##b##_##c
-#define JOIN(a, b, c) JOIN_AFTER_EXPANSION(a, b, c)
 
 #define OPERATION_NUMBER(operation) OPERATION_##operation,
 enum { OPERATIONS(OPERATION_NUMBER) OPERATION_COUNT };
@@ -59,8 +52,13 @@ struct target_loops {
     convert_loop narrow[TYPE_COUNT];
 };
 
+#define REDUCE_ENTRY(layout, type, operation, result) \
+    [OPERATION_##operation][TYPE_##type] = NAME(operation, type),
+#define ENTRY(action, type) [TYPE_##type] = NAME(action, type)
+
 #define TARGET baseline
 #define TARGET_ATTRIBUTE
+#define TARGET_SUM_LOOP ELEMENT_LOOP
 #define TARGET_HAS_F16C 0
 #include "target_loops.h"
 
@@ -71,13 +69,18 @@ static int runs_baseline(void)
 
 #if HAS_X86_TARGETS
 
+typedef __m256 avx_float32;
+typedef __m256d avx_float64;
+
 #define TARGET avx2
 #define TARGET_ATTRIBUTE __attribute__((target("avx2,f16c")))
+#define TARGET_SUM_LOOP GROUP_LOOP
 #define TARGET_HAS_F16C 1
 #include "target_loops.h"
 
 #define TARGET avx512
 #define TARGET_ATTRIBUTE __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define TARGET_SUM_LOOP ELEMENT_LOOP
 #define TARGET_HAS_F16C 1
 #include "target_loops.h"
 

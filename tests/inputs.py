@@ -56,6 +56,9 @@ OPS = ARITHMETIC + ORDER + LOGICAL + BITWISE
 MOST_RANKS = 24
 """Beyond this, products and means of half precision would overflow."""
 
+SMALL = 1024
+"""Vectors up to this count are kept when they have been made."""
+
 Array = np.ndarray[Any, Any]
 
 SIGNIFICAND = {BFLOAT16: 8, **{np.dtype(f"float{n}"): b for n, b in ((16, 11), (32, 24), (64, 53))}}
@@ -72,8 +75,23 @@ def supports(dtype: Any, op: str) -> bool:
 
 
 def contribution(rank: int, count: int, dtype: Any, op: str, size: int, seed: int = 0) -> Array:
-    """Return the vector of one rank, `count` elements."""
-    dtype = _checked(dtype, op, size)
+    """Return the vector of one rank, `count` elements; the caller's to change."""
+    make = _contribution if count > SMALL else _kept_contribution
+    return make(rank, count, _checked(dtype, op, size), op, size, seed).copy()
+
+
+def expected(count: int, dtype: Any, op: str, size: int, seed: int = 0) -> Array:
+    """Return the combination of the contributions of all ranks: exact, then rounded once.
+
+    Read-only: it is kept, since a test of several algorithms asks for the same one again.
+    """
+    make = _large_expected if count > SMALL else _kept_expected
+    return make(count, _checked(dtype, op, size), op, size, seed)
+
+
+def _contribution(
+    rank: int, count: int, dtype: np.dtype[Any], op: str, size: int, seed: int
+) -> Array:
     digit = (rank + np.arange(count) + seed) % size
     if op in ARITHMETIC:
         if dtype in COMPLEX:
@@ -86,17 +104,16 @@ def contribution(rank: int, count: int, dtype: Any, op: str, size: int, seed: in
     return _bits(digit, rank, dtype, op, size, seed)
 
 
-@functools.lru_cache(maxsize=16)
-def expected(count: int, dtype: Any, op: str, size: int, seed: int = 0) -> Array:
-    """Return the combination of the contributions of all ranks: exact, then rounded once.
-
-    Read-only, since it is kept: a test of several algorithms asks for the same one again.
-    """
-    dtype = _checked(dtype, op, size)
+def _expected(count: int, dtype: np.dtype[Any], op: str, size: int, seed: int) -> Array:
     parts = [contribution(rank, count, dtype, op, size, seed) for rank in range(size)]
     result = combine(parts, op)
     result.flags.writeable = False
     return result
+
+
+_kept_contribution = functools.lru_cache(maxsize=4096)(_contribution)
+_kept_expected = functools.lru_cache(maxsize=4096)(_expected)
+_large_expected = functools.lru_cache(maxsize=4)(_expected)
 
 
 def combine(parts: list[Array], op: str) -> Array:

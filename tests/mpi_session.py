@@ -32,6 +32,9 @@ Where the others hang, as in a collective that the failed rank never entered, th
 the reason. It is cut to half the time limit of the test where that is less.
 """
 
+SESSION_LIMIT = 120.0
+"""Seconds for what is not a test: collection, the report, MPI_Finalize."""
+
 SHOWN = 3
 """How many different failures of one test are shown in full; of the others, the last line."""
 
@@ -72,10 +75,13 @@ class MpiSession:
         self.limit = float(config.getini("faulthandler_timeout") or 60)
         # A copy of the real standard error: no test runs yet, so pytest captures nothing now.
         self.watchdog = Watchdog(f"[rank {self.rank} of {self.size}]", os.dup(2))
-        self.watchdog.arm(self.limit, "collection")
+        self.watchdog.arm(SESSION_LIMIT, "collection")
         self.collect_errors: list[str] = []
         self.ran = 0
         self._over = False
+        # Not needed by tests that use hypothesis; to print its summary it would import hypothesis
+        # on every rank, which takes longer than most of our tests.
+        config.pluginmanager.unregister(name="hypothesispytest")
         self._devnull = open(os.devnull, "w") if self.rank else None  # noqa: SIM115, PTH123
         if self.rank:
             self._report_to(self._devnull)
@@ -225,7 +231,7 @@ class MpiSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Call a run that ran nothing a failure."""
-        self.watchdog.arm(self.limit, "the end of the session")
+        self.watchdog.arm(SESSION_LIMIT, "the end of the session")
         if exitstatus == pytest.ExitCode.OK and not self.ran:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -240,7 +246,7 @@ class MpiSession:
 
         The watchdog stays armed, for MPI_Finalize may hang as well.
         """
-        self.watchdog.arm(self.limit, "the end of the process")
+        self.watchdog.arm(SESSION_LIMIT, "the end of the process")
         if not self._over:
             self._wait_for_all("ended", "has ended and waits for the other ranks")
         if self._devnull is not None:

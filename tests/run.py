@@ -1,6 +1,6 @@
 """Run all tests, first without and then with mpiexec, and close with one table.
 
-    python tests/run.py                        # unit tests, then MPI tests on 1, 2, 3, 4, 5, 8 ranks
+    python tests/run.py                      # unit tests, then MPI tests on 1, 2, 3, 4, 5, 8 ranks
     python tests/run.py --only mpi --ranks 2,3 -k allreduce
     python tests/run.py --slow --mpiexec /opt/mpi/bin/mpiexec
 
@@ -22,7 +22,7 @@ TESTS = Path(__file__).resolve().parent
 RANKS = (1, 2, 3, 4, 5, 8)
 
 LIMIT = 1800.0
-"""Seconds one row of the table may take; each test has its own limit, this one is the last resort."""
+"""Seconds one row of the table may take: the last resort, since each test has its own limit."""
 
 # pytest's last line: "2 failed, 3 passed in 0.12s", or "no tests ran in 0.01s".
 CLOSING = re.compile(r"^=*\s*((?:\d+ [a-z]+(?: [a-z]+)?,? ?)+|no tests ran) in [\d.]+s\b.*$")
@@ -103,7 +103,11 @@ def unit(python: list[str], options: list[str], emit: Callable[[str], None]) -> 
 
 
 def mpi(
-    launcher: Launcher, ranks: int, python: list[str], options: list[str], emit: Callable[[str], None]
+    launcher: Launcher,
+    ranks: int,
+    python: list[str],
+    options: list[str],
+    emit: Callable[[str], None],
 ) -> Finished:
     """Run the MPI tests. Without pytest's cache: -k and --lf must mean the same on all ranks."""
     program = [*python, "--with-mpi", "-p", "no:cacheprovider", str(TESTS / "mpi"), *options]

@@ -77,9 +77,7 @@ def test_exact_in_any_order_and_grouping(dtype, op):
             if dtype in inputs.HALF:
                 parts = [part.astype(np.float32) for part in parts]
             while len(parts) > 1:
-                left, right_operand = (
-                    parts.pop(shuffle.randrange(len(parts))) for _ in range(2)
-                )
+                left, right_operand = (parts.pop(shuffle.randrange(len(parts))) for _ in range(2))
                 combined = inputs._TWO_BY_TWO[op](left, right_operand)
                 parts.append(combined.astype(left.dtype))
             result = inputs._divided(parts[0], size) if op == "mean" else parts[0]
@@ -113,8 +111,15 @@ def test_counts_and_seeds():
 
 @pytest.mark.parametrize(
     ("dtype", "op", "size"),
-    [("bool", "sum", 2), ("int32", "mean", 2), ("complex64", "max", 2), ("float32", "land", 2)]
-    + [("float32", "sum", 0), ("float32", "average", 2), ("datetime64[s]", "max", 2)],
+    [
+        ("bool", "sum", 2),
+        ("int32", "mean", 2),
+        ("complex64", "max", 2),
+        ("float32", "land", 2),
+        ("float32", "sum", 0),
+        ("float32", "average", 2),
+        ("datetime64[s]", "max", 2),
+    ],
 )
 def test_refuses_what_has_no_meaning(dtype, op, size):
     with pytest.raises(ValueError, match="no test data"):

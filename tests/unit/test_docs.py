@@ -20,9 +20,7 @@ OPTIONAL = re.compile(r"^\s*(?:import|from)\s+(torch|cupy|horovod)\b", re.MULTIL
 def blocks(page: Path) -> list[str]:
     """Return the blocks, each with as many empty lines before it as make its line numbers right."""
     text = page.read_text(encoding="utf-8")
-    return [
-        "\n" * text.count("\n", 0, match.start(1)) + match[1] for match in BLOCK.finditer(text)
-    ]
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in BLOCK.finditer(text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

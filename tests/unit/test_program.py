@@ -1,8 +1,8 @@
 """Programs of all ranks run together on plain arrays, under the harshest rules that MPI allows.
 
 A message moves as late as it may: when somebody waits for it and both sides have started it. Memory
-that a receive was posted on holds garbage until then. So a program that leans on buffering hangs here,
-and one that reads or writes memory too early or too late gives a wrong result.
+that a receive was posted on holds garbage until then. So a program that leans on buffering hangs
+here, and one that reads or writes memory too early or too late gives a wrong result.
 """
 
 import random
@@ -21,7 +21,9 @@ GARBAGE = -(10**12)
 class Rank:
     """The memory and the position of one rank."""
 
-    def __init__(self, program: Program, values: np.ndarray, *, in_place: bool, widen: bool) -> None:
+    def __init__(
+        self, program: Program, values: np.ndarray, *, in_place: bool, widen: bool
+    ) -> None:
         self.program = program
         self.position = 0
         count = len(values)
@@ -55,7 +57,8 @@ class Machine:
         while any(rank.code for rank in self.ranks):
             order = list(range(len(self.ranks)))
             self.random.shuffle(order)
-            if not any([self.advance(number) for number in order]):
+            moved = [self.advance(number) for number in order]  # all of them, whoever is stuck
+            if not any(moved):
                 stuck = {n: rank.code for n, rank in enumerate(self.ranks) if rank.code}
                 pytest.fail(f"deadlock: {stuck}")
 
@@ -187,9 +190,7 @@ def test_scratch_is_a_few_segments(name: str) -> None:
 def test_out_of_place_needs_no_copy_of_the_vector() -> None:
     for name in ("ring", "recursive_doubling", "rabenseifner"):
         for rank in range(4):
-            program = compile_program(
-                ALGORITHMS[name].schedule(rank, 4, 1000), segment_count=100
-            )
+            program = compile_program(ALGORITHMS[name].schedule(rank, 4, 1000), segment_count=100)
             assert not [i for i in program.instructions if i.opcode == Opcode.COPY]
 
 
