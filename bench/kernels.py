@@ -1,8 +1,8 @@
 """The reduction loops beside NumPy's: in place, on one core, in one run.
 
-The two take turns, so that what else the machine does meets both alike; times are medians. The same
-two arrays are used over and over: they lie in whichever cache they fit. A turn is short, so that on a
-busy machine most turns go by undisturbed.
+The two take turns, so that what else the machine does meets both alike, and turns are short, so
+that most go by undisturbed; times are medians. The same two arrays are used over and over: they
+lie in whichever cache they fit.
 """
 
 import platform

@@ -40,6 +40,7 @@ def compile_program(
     schedule: Schedule,
     *,
     segment_count: int,
+    room: int = 0,
     in_place: bool = False,
     widen: bool = False,
     finish: bool = False,
@@ -52,6 +53,8 @@ def compile_program(
         The steps of this rank.
     segment_count : int
         Elements in a message at the most; equal on all ranks.
+    room : int
+        Elements that a segment's place in scratch memory holds at the least.
     in_place : bool
         Input and output are the same memory.
     widen : bool
@@ -60,7 +63,7 @@ def compile_program(
         Elements are changed once more when they are complete (a division, or a narrowing).
     """
     return _Compiler(
-        schedule, segment_count, in_place=in_place, widen=widen, finish=finish or widen
+        schedule, segment_count, room, in_place=in_place, widen=widen, finish=finish or widen
     ).compile()
 
 
@@ -111,10 +114,18 @@ class _LastWriters:
 
 class _Compiler:
     def __init__(
-        self, schedule: Schedule, segment_count: int, *, in_place: bool, widen: bool, finish: bool
+        self,
+        schedule: Schedule,
+        segment_count: int,
+        room: int,
+        *,
+        in_place: bool,
+        widen: bool,
+        finish: bool,
     ) -> None:
         self.schedule = schedule
         self.segment_count = segment_count
+        self.room = room
         self.finish = finish
         self.work = Buffer.WORK if widen else Buffer.OUTPUT
         self.whole = Range(0, schedule.count)
@@ -139,7 +150,7 @@ class _Compiler:
             sends=tuple(send.message for send in self.sends),
             receives=tuple(receive.message for receive in self.receives),
             instructions=tuple(self.code),
-            scratch_count=scratch_slot * min(LOOKAHEAD, len(self.receives)),
+            scratch_count=scratch_slot * LOOKAHEAD,
             steps=len(self.schedule.steps),
         )
 
@@ -151,15 +162,13 @@ class _Compiler:
 
     def list_messages(self) -> int:
         """Cut all messages into segments and find their buffers; return the scratch slot size."""
-        scratch_slot = max(
-            (
-                min(part.count, self.segment_count)
-                for step in self.schedule.steps
-                if step.action.reduces
-                for part in step.receive
-            ),
-            default=0,
-        )
+        reduced = [
+            min(part.count, self.segment_count)
+            for step in self.schedule.steps
+            if step.action.reduces
+            for part in step.receive
+        ]
+        scratch_slot = max([self.room, *reduced]) if reduced else 0
         cuts = [(self.cut(step.send), self.cut(step.receive)) for step in self.schedule.steps]
         writers = _LastWriters(piece for pair in cuts for pieces in pair for piece in pieces)
         for number, (step, (outgoing, incoming)) in enumerate(
@@ -200,7 +209,13 @@ class _Compiler:
                 self.fresh.remove(piece)
         self.sends.append(
             _Send(
-                Message(peer, Place(buffer, elements.start), elements.count, action.reduces),
+                Message(
+                    peer,
+                    Place(buffer, elements.start),
+                    elements.count,
+                    action.reduces,
+                    room=elements.count,
+                ),
                 elements,
                 step,
                 after_receive,
@@ -248,7 +263,13 @@ class _Compiler:
         self.fresh.remove(elements)
         self.receives.append(
             _Receive(
-                Message(peer, place, elements.count, action.reduces),
+                Message(
+                    peer,
+                    place,
+                    elements.count,
+                    action.reduces,
+                    room=slot if action.reduces else elements.count,
+                ),
                 elements,
                 step,
                 action.reduces,

@@ -137,6 +137,7 @@ def _program(
     size: int,
     count: int,
     segment_count: int,
+    room: int,
     *,
     in_place: bool,
     widen: bool,
@@ -146,6 +147,7 @@ def _program(
     return compile_program(
         algorithm.schedule(rank, size, count),
         segment_count=segment_count,
+        room=room,
         in_place=in_place,
         widen=widen,
         finish=finish,
@@ -184,6 +186,7 @@ def make_plan(
         transport.size,
         task.count,
         task.segment_count(transport.size),
+        min(task.segment_count(transport.size), SEGMENT_BYTES // partial_itemsize),
         in_place=source == target,
         widen=reduction.widens,
         finish=reduction.finishes,
@@ -204,8 +207,8 @@ def make_plan(
         base, width = bases[place.buffer]
         return base + place.element * width
 
-    def nbytes(message: Message) -> int:
-        return message.count * (partial_itemsize if message.partial else itemsize)
+    def width(message: Message) -> int:
+        return partial_itemsize if message.partial else itemsize
 
     def bind(code: Instruction) -> tuple[int, int, int, int, int, int]:
         return (
@@ -218,11 +221,11 @@ def make_plan(
         )
 
     sends = [
-        (transport.send_request(address(m.place), nbytes(m), m.peer), nbytes(m), m.peer)
+        (transport.send_request(address(m.place), m.count * width(m), m.peer), m)
         for m in program.sends
     ]
     receives = [
-        (transport.receive_request(address(m.place), nbytes(m), m.peer), nbytes(m), m.peer)
+        (transport.receive_request(address(m.place), m.room * width(m), m.peer), m)
         for m in program.receives
     ]
     info = PlanInfo(
@@ -235,8 +238,8 @@ def make_plan(
     )
     return Plan(
         [bind(code) for code in program.instructions],
-        sends,
-        receives,
+        [(request, m.count * width(m), m.peer) for request, m in sends],
+        [(request, m.count * width(m), m.peer) for request, m in receives],
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,

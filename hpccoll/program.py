@@ -54,6 +54,10 @@ class Message(NamedTuple):
     count: int  # type: ignore[assignment]
     partial: bool
     """Partial values, of the partial type; else finished ones, of the caller's type."""
+    room: int
+    """Elements that fit at `place`. More than `count` where a receive lands in scratch memory:
+    when ranks disagree on the count, a longer message should be noticed, not truncated (to truncate
+    a long message, Open MPI 5.0 was seen to write past the end, and its sender to hang)."""
 
 
 class Instruction(NamedTuple):

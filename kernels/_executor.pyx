@@ -347,7 +347,7 @@ cdef class Plan:
         if got == 0:
             came = "an empty one: that rank failed, or was told so by another"
         elif got < 0:
-            came = "more"
+            came = "more than that"
         else:
             came = f"{got}"
         self.call.mismatch(peer, expected, came)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the sdist, and the wheel from the sdist; install each into an environment of its own and
 # run the unit tests against the installed copy. The tests are those of the sdist, and the folder
-# hpccoll/ is taken away from beside them: nothing of the checkout can stand in for what a user gets.
+# hpccoll/ is taken away from beside them: nothing of the checkout can stand in for what users get.
 #
 # Called by `make dist`, which sets PYTHON, MPI and BUILD.
 set -euo pipefail

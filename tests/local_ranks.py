@@ -1,0 +1,97 @@
+"""Ranks that are threads, for the tests of the engine: `run` gives each one its plan and data."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpccoll.algorithms import find
+from hpccoll.engine import Memory, Task, make_plan
+from hpccoll.local_transport import LocalTransport, LocalWorld
+from hpccoll.ops import OPERATIONS
+from hpccoll.reduction import Reduction, find_reduction
+
+
+class CountingTransport(LocalTransport):
+    """Remembers the size of every request that it made."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        super().__init__(world, rank)
+        self.sends: list[int] = []
+        self.receives: list[int] = []
+        self.empty = 0
+
+    def send_request(self, address, nbytes, peer):
+        self.sends.append(nbytes)
+        return super().send_request(address, nbytes, peer)
+
+    def receive_request(self, address, nbytes, peer):
+        self.receives.append(nbytes)
+        return super().receive_request(address, nbytes, peer)
+
+    def send_nothing(self, peer):
+        self.empty += 1
+        return super().send_nothing(peer)
+
+
+class Rank:
+    """One rank: makes plans as a channel does, with memory and a transport that last."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self.rank = rank
+        self.size = world.size
+        self.transport = CountingTransport(world, rank)
+        self.memory = Memory()
+
+    def plan(
+        self,
+        algorithm: str,
+        op: str,
+        x: np.ndarray,
+        out: np.ndarray,
+        segment_bytes: int | None = None,
+        reduction: Reduction | None = None,
+    ) -> Any:
+        """Make the plan of an all-reduce of `x` into `out`, which may be `x`."""
+        reduction = reduction or find_reduction(OPERATIONS[op], x.dtype, self.size)
+        task = Task("allreduce", find(algorithm), op, reduction, x.size, segment_bytes)
+        where = (x.ctypes.data, out.ctypes.data)
+        return make_plan(self.transport, self.memory, task, *where)
+
+    def allreduce(self, algorithm, op, x, out, segment_bytes=None, reduction=None) -> Any:
+        """Run an all-reduce of `x` into `out` and return the plan."""
+        plan = self.plan(algorithm, op, x, out, segment_bytes, reduction)
+        plan.run(x.ctypes.data, out.ctypes.data)
+        return plan
+
+
+def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 20.0) -> list[Any]:
+    """Run ``job(rank)`` on that many ranks; return what each returned, or its exception."""
+    world = LocalWorld(size, time_limit)
+    results: list[Any] = [None] * size
+
+    def work(number: int) -> None:
+        try:
+            results[number] = job(Rank(world, number))
+        except Exception as error:  # noqa: BLE001 - handed to the caller
+            results[number] = error
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = [queue for queues in (world.sends, world.receives) for queue in queues.values() if queue]
+    if left and not any(isinstance(result, Exception) for result in results):
+        raise AssertionError(f"messages were left behind: {left}")
+    return results
+
+
+def run(size: int, job: Callable[[Rank], Any]) -> list[Any]:
+    """Run ``job(rank)`` on that many ranks; return what each returned, or raise what one raised."""
+    results = outcomes(size, job)
+    for number, result in enumerate(results):
+        if isinstance(result, Exception):
+            raise AssertionError(f"rank {number} of {size}: {result!r}") from result
+    return results
