@@ -19,6 +19,8 @@ MPIEXEC := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 $(BIN)/mpie
 endif
 
 BUILD_NEEDS := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
+# A call of its own: an installation that has just been made has compiled the kernels.
+COMPILE = @$(MAKE) --no-print-directory --quiet $(VENV)/.built
 KERNELS := setup.py $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
 STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
 
@@ -38,13 +40,16 @@ help:
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON) MPI=$(MPI) RANKS=$(RANKS) ARGS="options of the command"'
 
-demo: $(VENV)/.installed $(VENV)/.built
+demo: $(VENV)/.installed
+	$(COMPILE)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/python -m hpccoll bench allreduce -b 8 -e 4M -f 8
 
-bench: $(VENV)/.installed $(VENV)/.built
+bench: $(VENV)/.installed
+	$(COMPILE)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/python -m hpccoll bench $(or $(ARGS),allreduce)
 
-test: $(VENV)/.installed-dev $(VENV)/.built
+test: $(VENV)/.installed-dev
+	$(COMPILE)
 	$(BIN)/python tests/run.py $(ARGS)
 
 test-openmpi:
@@ -55,7 +60,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint kernels
 
-types: $(VENV)/.installed-dev $(VENV)/.built
+types: $(VENV)/.installed-dev
+	$(COMPILE)
 	$(BIN)/mypy
 	$(if $(STUBBED),$(BIN)/python -m mypy.stubtest --ignore-missing-stub $(STUBBED))
 
@@ -67,8 +73,9 @@ clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Stamps. A virtual environment is made once; the package is installed (editable: edits of .py files
-# need nothing) when pyproject.toml has changed, and compiled, in place, when a kernel has.
+# Stamps. A virtual environment is made once. The package is installed when pyproject.toml has
+# changed; the installation is editable, so that edits of .py files need nothing. Kernels that have
+# changed since are compiled in place.
 
 # With the build requirements here, no build needs an environment of its own.
 $(VENV)/.made:
@@ -76,15 +83,14 @@ $(VENV)/.made:
 	$(PIP) $(BUILD_NEEDS)
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.made $(KERNELS)
+$(VENV)/.installed: pyproject.toml | $(VENV)/.made
+	$(PIP) --no-build-isolation --editable '.[$(MPI)]'
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
+	$(PIP) --no-build-isolation --editable '.[$(MPI),test,lint]'
+	@touch $@ $(VENV)/.installed $(VENV)/.built
+
+$(VENV)/.built: $(KERNELS)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
-
-# Compiled first, so that the installation finds everything up to date.
-$(VENV)/.installed: pyproject.toml | $(VENV)/.built
-	$(PIP) --no-build-isolation --editable '.[$(MPI)]'
-	@touch $@
-
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.built
-	$(PIP) --no-build-isolation --editable '.[$(MPI),test,lint]'
-	@touch $@ $(VENV)/.installed

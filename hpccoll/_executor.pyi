@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 OPCODES: dict[str, int]
+abandoned: list[Plan]
 
 @final
 class Loops:
@@ -33,8 +34,8 @@ class Plan:
     def __init__(
         self,
         instructions: Sequence[tuple[int, int, int, int, int, int]],
-        sends: Sequence[tuple[Any, int, int]],
-        receives: Sequence[tuple[Any, int, int]],
+        sends: Sequence[tuple[Any, int, int, int]],
+        receives: Sequence[tuple[Any, int, int, int]],
         loops: Loops,
         *,
         itemsize: int,
@@ -58,6 +59,7 @@ class PlanCache:
         operations: Iterable[tuple[object, str]],
         in_place: object,
         lock: AbstractContextManager[Any],
+        on_failure: Callable[[Plan], None],
     ) -> None: ...
     def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
     def find(self, source: int, target: int, nbytes: int, kind: int, name: str) -> Plan | None: ...

@@ -40,24 +40,25 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = MPI.Intracomm(comm).Dup()
-        self._comm.Set_name("hpccoll")
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        private = MPI.Intracomm(comm).Dup()
+        private.Set_name("hpccoll")
+        private.Set_errhandler(MPI.ERRORS_RETURN)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
-        self.rank = self._comm.rank
-        self.size = self._comm.size
-        self.transport = MpiTransport(self._comm)
+        self._failed = False
+        self.rank = private.rank
+        self.size = private.size
+        self.transport = MpiTransport(private)
         self.memory = Memory()
-        self.environment: str = self._comm.bcast(selection.from_environment(), root=0)
+        self.environment: str = private.bcast(selection.from_environment(), root=0)
 
     def plans(self, settings: Settings) -> PlanCache:
         """Return the plans made with these settings."""
         found = self._plans.get(settings)
         if found is None:
-            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self._lock)
+            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self._lock, self._after_failure)
             self._plans[settings] = found
         return found
 
@@ -83,12 +84,28 @@ class Channel:
         where = (0, 0) if task.staged else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, operation.name)
         with self._lock:
+            if self._failed:
+                # All ranks were told of the failure, and all come here with their next call.
+                self.transport.renew()
+                self._failed = False
             plan = plans.find(*key)
             if plan is None:
                 plan = make_plan(self.transport, self.memory, task, *where)
                 plans.keep(*key, plan)
-            plan.run(source, target)
+            try:
+                plan.run(source, target)
+            except BaseException:
+                self._after_failure(plan)
+                raise
         return plan
+
+    def _after_failure(self, plan: Plan) -> None:
+        """Let go of plans and memory where messages may still be under way to them."""
+        if not plan.usable:
+            self._failed = True
+            for plans in self._plans.values():
+                plans.clear()
+            self.memory.clear()
 
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
@@ -96,8 +113,8 @@ class Channel:
             plans.clear()
         self._plans.clear()
         self.memory.clear()
-        if self._comm != MPI.COMM_NULL and not MPI.Is_finalized():
-            self._comm.Free()
+        if not MPI.Is_finalized():
+            self.transport.close()
 
 
 def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from hpccoll.chunks import Range, RangeSet, segments
 from hpccoll.program import Buffer, Instruction, Message, Opcode, Place, Program
-from hpccoll.schedule import Action, Schedule
+from hpccoll.schedule import Action, Schedule, Step
 
 LOOKAHEAD = 2
 LIVE_SENDS = 8
@@ -176,17 +176,12 @@ class _Compiler:
         ):
             before = len(self.receives)
             for k, elements in enumerate(outgoing):
-                assert step.send_to is not None
                 # A send follows the receives of its own step at a distance of LOOKAHEAD.
                 pace = before + min(k, len(incoming)) - LOOKAHEAD if incoming else -1
                 after = max(pace, writers.last(elements))
-                self.add_send(number, step.send_to, elements, step.action, after)
+                self.add_send(number, step, elements, after)
             for elements in incoming:
-                assert step.receive_from is not None
-                after = writers.last(elements)
-                self.add_receive(
-                    number, step.receive_from, elements, step.action, after, scratch_slot
-                )
+                self.add_receive(number, step, elements, writers.last(elements), scratch_slot)
             for k, elements in enumerate(incoming):
                 writers.write(elements, before + k)
         return scratch_slot
@@ -194,9 +189,9 @@ class _Compiler:
     def cut(self, ranges: tuple[Range, ...]) -> list[Range]:
         return [piece for part in ranges for piece in segments(part, self.segment_count)]
 
-    def add_send(
-        self, step: int, peer: int, elements: Range, action: Action, after_receive: int
-    ) -> None:
+    def add_send(self, number: int, step: Step, elements: Range, after_receive: int) -> None:
+        assert step.send_to is not None
+        action = step.action
         prepare = []
         fresh = self.fresh.inside(elements)
         if fresh == [elements] and action.reduces:
@@ -210,14 +205,15 @@ class _Compiler:
         self.sends.append(
             _Send(
                 Message(
-                    peer,
+                    step.send_to,
                     Place(buffer, elements.start),
                     elements.count,
                     action.reduces,
+                    last=elements.stop == step.send[-1].stop,
                     room=elements.count,
                 ),
                 elements,
-                step,
+                number,
                 after_receive,
                 prepare,
             )
@@ -232,14 +228,10 @@ class _Compiler:
         )
 
     def add_receive(
-        self,
-        step: int,
-        peer: int,
-        elements: Range,
-        action: Action,
-        after_receive: int,
-        slot: int,
+        self, number: int, step: Step, elements: Range, after_receive: int, slot: int
     ) -> None:
+        assert step.receive_from is not None
+        action = step.action
         index = len(self.receives)
         process: list[Instruction] = []
         if action.reduces:
@@ -264,14 +256,15 @@ class _Compiler:
         self.receives.append(
             _Receive(
                 Message(
-                    peer,
+                    step.receive_from,
                     place,
                     elements.count,
                     action.reduces,
+                    last=elements.stop == step.receive[-1].stop,
                     room=slot if action.reduces else elements.count,
                 ),
                 elements,
-                step,
+                number,
                 action.reduces,
                 after_receive,
                 process,

@@ -14,9 +14,9 @@ from hpccoll import transport as transports
 from hpccoll._executor import Plan
 from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import compile_program
-from hpccoll.program import Buffer, Instruction, Message, Place, Program
+from hpccoll.program import Buffer, Instruction, Message, Opcode, Place, Program
 from hpccoll.reduction import Reduction
-from hpccoll.transport import Transport
+from hpccoll.transport import Tag, Transport
 
 SEGMENT_BYTES = 256 << 10
 """Default segment: a quarter of a second-level cache of today, and large enough that the fixed cost
@@ -30,6 +30,8 @@ STAGE_BYTES = 4096
 all arrays; the copy costs less than finding or making a plan for each address."""
 
 ALIGNMENT = 64
+
+MESSAGING = (Opcode.START_RECEIVE, Opcode.START_SEND, Opcode.WAIT_RECEIVE, Opcode.WAIT_SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,31 @@ class PlanInfo:
     in_place: bool
     scratch_bytes: int
 
-    def mismatch(self, peer: int, expected: int, came: str) -> NoReturn:
-        """Raise the error of a rank that received a message of another size than it expected."""
+    def mismatch(
+        self, peer: int, expected: int, tag: int, got: int | None, got_tag: int
+    ) -> NoReturn:
+        """Raise the error of a rank that received another message than it expected.
+
+        Parameters
+        ----------
+        peer : int
+            The sender.
+        expected, tag : int
+            Bytes and tag that were expected.
+        got, got_tag : int
+            Bytes and tag that came; `got` is None where more came than there was room for.
+        """
+        wanted = f"{expected} bytes from rank {peer}"
+        if got_tag == Tag.FAILED:
+            came = "word that it has given up"
+        elif got is None:
+            came = "more"
+        elif got != expected:
+            came = f"{got}"
+        else:
+            came = f"{got} as the last of a step" if got_tag == Tag.LAST else f"{got} and more"
         message = (
-            f"{self.task.collective}: expected {expected} bytes from rank {peer}, got {came} "
+            f"{self.task.collective}: expected {wanted}, got {came} "
             f"(rank {self.rank} of {self.size}, {self.task.count} elements of "
             f"{self.task.reduction.dtype} here). Ranks passed different counts, types, "
             "algorithms or segment sizes; the results of this call are not valid"
@@ -180,11 +203,13 @@ def make_plan(
         keep.append(stage)
         source = stage.ctypes.data
         target = source + STAGE_BYTES
+    # An empty vector takes part with empty messages, so that ranks with another count notice.
+    empty = task.count == 0
     program = _program(
         task.algorithm,
         transport.rank,
         transport.size,
-        task.count,
+        transport.size if empty else task.count,
         task.segment_count(transport.size),
         min(task.segment_count(transport.size), SEGMENT_BYTES // partial_itemsize),
         in_place=source == target,
@@ -210,6 +235,12 @@ def make_plan(
     def width(message: Message) -> int:
         return partial_itemsize if message.partial else itemsize
 
+    def nbytes(message: Message) -> int:
+        return 0 if empty else message.count * width(message)
+
+    def room(message: Message) -> int:
+        return 0 if empty and not message.partial else message.room * width(message)
+
     def bind(code: Instruction) -> tuple[int, int, int, int, int, int]:
         return (
             code.opcode,
@@ -220,26 +251,27 @@ def make_plan(
             code.count,
         )
 
-    sends = [
-        (transport.send_request(address(m.place), m.count * width(m), m.peer), m)
-        for m in program.sends
-    ]
-    receives = [
-        (transport.receive_request(address(m.place), m.room * width(m), m.peer), m)
-        for m in program.receives
-    ]
+    tags = {False: Tag.PART, True: Tag.LAST}
+    sends = []
+    for m in program.sends:
+        request = transport.send_request(address(m.place), nbytes(m), m.peer, tags[m.last])
+        sends.append((request, nbytes(m), m.peer, tags[m.last]))
+    receives = []
+    for m in program.receives:
+        request = transport.receive_request(address(m.place), room(m), m.peer)
+        receives.append((request, nbytes(m), m.peer, tags[m.last]))
     info = PlanInfo(
         task,
         transport.rank,
         transport.size,
-        program.steps,
+        0 if empty else program.steps,
         in_place=source == target,
         scratch_bytes=scratch_bytes + work_bytes,
     )
     return Plan(
-        [bind(code) for code in program.instructions],
-        [(request, m.count * width(m), m.peer) for request, m in sends],
-        [(request, m.count * width(m), m.peer) for request, m in receives],
+        [bind(code) for code in program.instructions if not empty or code.opcode in MESSAGING],
+        sends,
+        receives,
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,

@@ -4,7 +4,10 @@ import ctypes
 import threading
 from collections import deque
 
-from hpccoll.transport import Request
+from hpccoll.transport import PATIENCE, Request, Tag
+
+Route = tuple[int, int, int]
+"""Generation, sender, receiver."""
 
 
 class LocalWorld:
@@ -25,8 +28,8 @@ class LocalWorld:
         self.size = size
         self.time_limit = time_limit
         self.changed = threading.Condition()
-        self.sends: dict[tuple[int, int], deque[LocalRequest]] = {}
-        self.receives: dict[tuple[int, int], deque[LocalRequest]] = {}
+        self.sends: dict[Route, deque[LocalRequest]] = {}
+        self.receives: dict[Route, deque[LocalRequest]] = {}
 
     def transport(self, rank: int) -> "LocalTransport":
         """Return the transport of one rank."""
@@ -41,7 +44,7 @@ class LocalWorld:
             sends, receives = self.sends.get(route), self.receives.get(route)
             while sends and receives:
                 send, receive = sends.popleft(), receives.popleft()
-                receive.came = send.nbytes
+                receive.came, receive.came_tag = send.nbytes, send.tag
                 ctypes.memmove(receive.address, send.address, min(send.nbytes, receive.nbytes))
                 send.active = receive.active = False
             self.changed.notify_all()
@@ -55,6 +58,12 @@ class LocalStatus:
     """What a receive tells about the message that came."""
 
     count = 0
+    tag = 0
+    source = -1
+
+    def Get_tag(self) -> int:  # noqa: N802 - mpi4py's name
+        """Return the tag."""
+        return self.tag
 
     def Get_count(self, datatype: object = None) -> int:  # noqa: N802 - mpi4py's name
         """Return the number of bytes."""
@@ -65,20 +74,23 @@ class LocalRequest:
     """A persistent send or receive between two threads."""
 
     def __init__(
-        self, world: LocalWorld, address: int, nbytes: int, route: tuple[int, int], is_send: bool
+        self, world: LocalWorld, address: int, nbytes: int, route: Route, tag: int | None
     ) -> None:
         self.world = world
         self.address = address
         self.nbytes = nbytes
         self.route = route
-        self.is_send = is_send
+        self.tag = tag or 0
+        self.is_send = tag is not None
         self.active = False
         self.came = nbytes
+        self.came_tag = 0
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
         """Begin the transfer."""
         assert not self.active, "started twice"
         self.active = True
+        self.came_tag = 0
         self.world.start(self)
 
     def Wait(self, status: LocalStatus | None = None) -> None:  # noqa: N802 - mpi4py's name
@@ -90,9 +102,22 @@ class LocalRequest:
                 raise TimeoutError(message)
         if status is not None:
             status.count = self.came
+            status.tag = self.came_tag
+            status.source = self.route[1]
         if self.came > self.nbytes:
             message = f"{self.came} bytes came, room for {self.nbytes}"
             raise LocalTruncationError(message)
+
+    def Test(self, status: LocalStatus | None = None) -> bool:  # noqa: N802 - mpi4py's name
+        """Whether the transfer is complete."""
+        return not self.active
+
+    def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
+        """Take back a receive that nothing has come for."""
+        with self.world.changed:
+            if self.active:
+                self.world.receives[self.route].remove(self)
+                self.active = False
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
         """Give the request back."""
@@ -106,20 +131,17 @@ class LocalTransport:
         self.rank = rank
         self.size = world.size
         self.byte = None
+        self.generation = 0
 
-    def send_request(self, address: int, nbytes: int, peer: int) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
-        return LocalRequest(self.world, address, nbytes, (self.rank, peer), is_send=True)
+        route = (self.generation, self.rank, peer)
+        return LocalRequest(self.world, address, nbytes, route, tag)
 
     def receive_request(self, address: int, nbytes: int, peer: int) -> Request:
-        """Return a request that receives at most `nbytes` bytes at `address`."""
-        return LocalRequest(self.world, address, nbytes, (peer, self.rank), is_send=False)
-
-    def send_nothing(self, peer: int) -> Request:
-        """Start an empty message, which tells a peer that waits for data that there is none."""
-        request = self.send_request(0, 0, peer)
-        request.Start()
-        return request
+        """Return a request that receives at most `nbytes` bytes at `address`, with any tag."""
+        route = (self.generation, peer, self.rank)
+        return LocalRequest(self.world, address, nbytes, route, None)
 
     def new_status(self) -> LocalStatus:
         """Return an object to hand to ``Wait``, which tells what came."""
@@ -128,3 +150,35 @@ class LocalTransport:
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
         return isinstance(error, LocalTruncationError)
+
+    def give_up(self, active: list[LocalRequest], status: LocalStatus) -> bool:
+        """End a call that failed: tell all other ranks, and take in what they still send."""
+        silent = {peer for peer in range(self.size) if peer != self.rank}
+        if status.tag == Tag.FAILED:
+            silent.discard(status.source)
+        # Before the others are told: what they send in their next call must not land here.
+        for request in active:
+            request.Cancel()
+            if request.came_tag == Tag.FAILED:
+                silent.discard(request.route[1])
+        for peer in range(self.size):
+            if peer != self.rank:
+                self.send_request(0, 0, peer, Tag.FAILED).Start()
+
+        def all_heard() -> bool:
+            for peer in list(silent):
+                sends = self.world.sends.get((self.generation, peer, self.rank), deque())
+                while sends and peer in silent:
+                    send = sends.popleft()
+                    send.active = False
+                    if send.tag == Tag.FAILED:
+                        silent.discard(peer)
+            self.world.changed.notify_all()
+            return not silent
+
+        with self.world.changed:
+            return self.world.changed.wait_for(all_heard, PATIENCE)
+
+    def renew(self) -> None:
+        """Start afresh: what is still under way is never received. Collective."""
+        self.generation += 1

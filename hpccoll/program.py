@@ -54,6 +54,8 @@ class Message(NamedTuple):
     count: int  # type: ignore[assignment]
     partial: bool
     """Partial values, of the partial type; else finished ones, of the caller's type."""
+    last: bool
+    """No other message of this step follows, to or from this peer."""
     room: int
     """Elements that fit at `place`. More than `count` where a receive lands in scratch memory:
     when ranks disagree on the count, a longer message should be noticed, not truncated (to truncate

@@ -1,10 +1,12 @@
 """What moves bytes between two ranks: MPI point-to-point (in tests: `local_transport`).
 
 A transport makes persistent requests. They have the methods of mpi4py's ``Prequest`` that the
-executor uses: ``Start()``, ``Wait(status=None)`` and ``Free()``. Messages between two ranks arrive
-in the order they were started, and a receive is told how many bytes came.
+executor uses: ``Start``, ``Wait``, ``Test``, ``Cancel`` and ``Free``. Messages between two ranks
+arrive in the order they were started; a receive is told how many bytes came, and with which tag.
 """
 
+import enum
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -14,7 +16,19 @@ MESSAGE_LIMIT = 1 << 30
 """Most bytes in one message: below the 2^31 - 1 that an MPI count can hold, whatever the MPI.
 Tests lower it."""
 
-TAG = 1
+PATIENCE = 5.0
+"""Seconds that a rank whose call failed waits until all others have noticed."""
+
+
+class Tag(enum.IntEnum):
+    """What a message says beside its data; receives take any, and look."""
+
+    PART = 1
+    """Another message of the same step follows."""
+    LAST = 2
+    """The only or the last message of a step."""
+    FAILED = 3
+    """The sender has given up this call; there is no data."""
 
 
 class Request(Protocol):
@@ -25,6 +39,12 @@ class Request(Protocol):
 
     def Wait(self, status: Any = None) -> Any:  # noqa: N802 - mpi4py's name
         """Return when the transfer is complete; at once where none was started."""
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802 - mpi4py's name
+        """Whether the transfer is complete."""
+
+    def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
+        """Take back a receive that nothing has come for."""
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
         """Give the request back. A local operation."""
@@ -38,20 +58,40 @@ class Transport(Protocol):
     byte: Any
     """The datatype of a byte, as ``status.Get_count`` takes it."""
 
-    def send_request(self, address: int, nbytes: int, peer: int) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
 
     def receive_request(self, address: int, nbytes: int, peer: int) -> Request:
-        """Return a request that receives at most `nbytes` bytes at `address`."""
-
-    def send_nothing(self, peer: int) -> Request:
-        """Start an empty message, which tells a peer that waits for data that there is none."""
+        """Return a request that receives at most `nbytes` bytes at `address`, with any tag."""
 
     def new_status(self) -> Any:
         """Return an object to hand to ``Wait``, which tells what came."""
 
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
+
+    def give_up(self, active: list[Request], status: Any) -> bool:
+        """End a call that failed: tell all other ranks, and take in what they still send.
+
+        A rank that has failed, or was told so, sends `Tag.FAILED` to every other one and nothing
+        after it. So when that has come from all, nothing is under way any more.
+
+        Parameters
+        ----------
+        active : list of Request
+            Receives that were started and not waited for.
+        status : status
+            Of the receive that failed.
+
+        Returns
+        -------
+        bool
+            Whether all others have given up within `PATIENCE` seconds. Otherwise messages may still
+            be under way, and the transport must be renewed before it is used again.
+        """
+
+    def renew(self) -> None:
+        """Start afresh: what is still under way is never received. Collective."""
 
 
 class MpiTransport:
@@ -60,7 +100,7 @@ class MpiTransport:
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Used by nobody else, so that one constant tag is enough.
+        A private duplicate, used by nobody else: a few constant tags are enough. Freed by `close`.
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
@@ -71,20 +111,17 @@ class MpiTransport:
         self.rank = comm.rank
         self.size = comm.size
         self.byte = MPI.BYTE
+        self._retired: list[MPI.Intracomm] = []
 
-    def send_request(self, address: int, nbytes: int, peer: int) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
         memory = self._mpi.buffer.fromaddress(address, nbytes)
-        return self.comm.Send_init([memory, nbytes, self.byte], peer, TAG)
+        return self.comm.Send_init([memory, nbytes, self.byte], peer, tag)
 
     def receive_request(self, address: int, nbytes: int, peer: int) -> Request:
-        """Return a request that receives at most `nbytes` bytes at `address`."""
+        """Return a request that receives at most `nbytes` bytes at `address`, with any tag."""
         memory = self._mpi.buffer.fromaddress(address, nbytes)
-        return self.comm.Recv_init([memory, nbytes, self.byte], peer, TAG)
-
-    def send_nothing(self, peer: int) -> Request:
-        """Start an empty message, which tells a peer that waits for data that there is none."""
-        return self.comm.Isend([bytearray(), 0, self.byte], peer, TAG)  # type: ignore[return-value]
+        return self.comm.Recv_init([memory, nbytes, self.byte], peer, self._mpi.ANY_TAG)
 
     def new_status(self) -> Any:
         """Return an object to hand to ``Wait``, which tells what came."""
@@ -95,3 +132,54 @@ class MpiTransport:
         if not isinstance(error, self._mpi.Exception):
             return False
         return error.Get_error_class() == self._mpi.ERR_TRUNCATE
+
+    def give_up(self, active: list[Request], status: Any) -> bool:
+        """End a call that failed: tell all other ranks, and take in what they still send."""
+        silent = {peer for peer in range(self.size) if peer != self.rank}
+
+        def listen(status: "MPI.Status") -> None:
+            if status.tag == Tag.FAILED:
+                silent.discard(status.source)
+
+        listen(status)
+        # Before the others are told: what they send in their next call must not land here.
+        for request in active:
+            request.Cancel()
+            if self._wait(request, status) and not status.Is_cancelled():
+                listen(status)
+        told = [
+            self.comm.Isend([b"", 0, self.byte], peer, Tag.FAILED)
+            for peer in range(self.size)
+            if peer != self.rank
+        ]
+        give_up_waiting = time.monotonic() + PATIENCE
+        while silent and time.monotonic() < give_up_waiting:
+            for peer in list(silent):
+                while peer in silent and self.comm.Iprobe(peer, self._mpi.ANY_TAG, status):
+                    rubbish = bytearray(status.Get_count(self.byte))
+                    self.comm.Recv([rubbish, self.byte], peer, status.tag)
+                    listen(status)
+            time.sleep(1e-4)
+        if silent:
+            return False
+        for request in told:
+            request.Wait()
+        return True
+
+    def _wait(self, request: Request, status: "MPI.Status") -> bool:
+        """Wait for a receive that may be truncated; return whether it was not."""
+        try:
+            request.Wait(status)
+        except self._mpi.Exception:
+            return False
+        return True
+
+    def renew(self) -> None:
+        """Start afresh: what is still under way is never received. Collective."""
+        self._retired.append(self.comm)
+        self.comm = self.comm.Dup()
+
+    def close(self) -> None:
+        """Free the communicators. Collective."""
+        for comm in (*self._retired, self.comm):
+            comm.Free()

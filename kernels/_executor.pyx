@@ -68,6 +68,8 @@ cdef struct Message:
     PyObject *wait
     Py_ssize_t nbytes
     int peer
+    int tag
+    bint active        # started, and not yet waited for
 
 
 @cython.final
@@ -148,6 +150,10 @@ cdef class Loops:
         return 0
 
 
+# Plans that stay alive because MPI may still use their memory.
+abandoned = []
+
+
 cdef class Plan:
     """A program bound to memory, requests and loops. Made by `hpccoll.engine`.
 
@@ -156,7 +162,7 @@ cdef class Plan:
     instructions : sequence of tuple
         ``(opcode, index, out, left, right, count)``, with addresses in place of places.
     sends, receives : sequence of tuple
-        ``(request, nbytes, peer)``; a request has the methods ``Start()`` and ``Wait(status)``.
+        ``(request, nbytes, peer, tag)``; a request has the methods of `hpccoll.transport.Request`.
     loops : Loops
     itemsize, partial_itemsize : int
         Bytes per element of the caller's type and of partial values.
@@ -166,13 +172,14 @@ cdef class Plan:
         Addresses that the vector is copied to before, and from after; 0 where the program
         works on the caller's memory itself.
     status : object
-        Handed to the ``Wait`` of receives; ``status.Get_count(byte)`` tells how much came.
-    transport : object
-        ``transport.is_truncation(error)`` and ``transport.send_nothing(peer)``.
+        Handed to the ``Wait`` of receives; tells how much came, and with which tag.
+    transport : Transport
+        Of the requests.
     keep : object
         Kept alive with the plan: scratch memory and the like.
     call : object
-        What `hpccoll.Comm.last_call` is made from.
+        What `hpccoll.Comm.last_call` is made from; ``call.mismatch(...)`` raises the error of a
+        receive that another message came for than was expected.
     """
 
     cdef Instruction *code
@@ -189,13 +196,13 @@ cdef class Plan:
     cdef Loops loops
     cdef object status
     cdef object get_count
+    cdef object get_tag
     cdef object byte
+    cdef bint look_at_tags
     cdef object transport
     cdef object requests
     cdef object methods
     cdef object keep
-    cdef object failure
-    cdef list poison
     cdef readonly object call
     cdef readonly bint usable
     # What the last run really did.
@@ -216,6 +223,7 @@ cdef class Plan:
         self.transport = transport
         self.status = status
         self.get_count = status.Get_count
+        self.get_tag = status.Get_tag
         self.byte = transport.byte
         self.keep = keep
         self.call = call
@@ -226,6 +234,8 @@ cdef class Plan:
         self.receive_count = len(receives)
         self.sends = self.bind(sends)
         self.receives = self.bind(receives)
+        # Where each step has one message, a wrong one shows by its size.
+        self.look_at_tags = len({entry[3] for entry in (*sends, *receives)}) > 1
         self.length = len(instructions)
         self.code = <Instruction *> PyMem_Malloc((self.length + 1) * sizeof(Instruction))
         if self.code == NULL:
@@ -244,10 +254,10 @@ cdef class Plan:
         cdef Message *messages = <Message *> PyMem_Malloc((len(entries) + 1) * sizeof(Message))
         if messages == NULL:
             raise MemoryError
-        for k, (request, nbytes, peer) in enumerate(entries):
+        for k, (request, nbytes, peer, tag) in enumerate(entries):
             start, wait = request.Start, request.Wait
             self.methods += [start, wait]
-            messages[k] = Message(<PyObject *> start, <PyObject *> wait, nbytes, peer)
+            messages[k] = Message(<PyObject *> start, <PyObject *> wait, nbytes, peer, tag, False)
         return messages
 
     def __dealloc__(self):
@@ -257,45 +267,55 @@ cdef class Plan:
 
     def free(self):
         """Free the requests. A local operation; the plan cannot run afterwards."""
-        requests, self.requests = self.requests, []
         if self.usable:
             self.usable = False
-            for request in requests:
+            for request in self.requests:
                 request.Free()
+            self.requests = []
+        elif self.requests:
+            # An exception left messages on their way: MPI may still write to the plan's memory.
+            abandoned.append(self)
 
     def run(self, uintptr_t source, uintptr_t target):
         """Run the program; `source` and `target` are used where the plan stages its data."""
         self.execute(<char *> source, <char *> target)
 
     cdef int execute(self, char *source, char *target) except -1:
+        if not self.usable:
+            raise RuntimeError("this plan was freed, or one of its calls failed")
+        if self.stage_in != NULL and self.nbytes:
+            memcpy(self.stage_in, source, self.nbytes)
+        self.usable = False
+        try:
+            self.follow_instructions()
+        except BaseException:
+            self.give_up()
+            raise
+        self.usable = True
+        if self.stage_out != NULL and self.nbytes:
+            memcpy(target, self.stage_out, self.nbytes)
+        return 0
+
+    cdef int follow_instructions(self) except -1:
         cdef Instruction *code
         cdef Message *message
         cdef Py_ssize_t k
         self.bytes_sent = self.bytes_received = self.bytes_reduced = 0
         self.messages_sent = self.messages_received = 0
-        self.failure = None
-        if not self.usable:
-            raise RuntimeError("an earlier call with these arrays was interrupted, or was freed")
-        if self.stage_in != NULL and self.nbytes:
-            memcpy(self.stage_in, source, self.nbytes)
-        # While it runs an exception leaves requests started: such a plan cannot run again.
-        self.usable = False
         for k in range(self.length):
             code = &self.code[k]
             if code.opcode == START_RECEIVE:
-                PyObject_CallNoArgs(self.receives[code.index].start)
+                message = &self.receives[code.index]
+                PyObject_CallNoArgs(message.start)
+                message.active = True
             elif code.opcode == START_SEND:
                 message = &self.sends[code.index]
-                if self.failure is not None:
-                    self.poison.append(self.transport.send_nothing(message.peer))
-                    continue
                 PyObject_CallNoArgs(message.start)
                 self.bytes_sent += message.nbytes
                 self.messages_sent += 1
             elif code.opcode == WAIT_RECEIVE:
                 self.wait_receive(&self.receives[code.index])
             elif code.opcode == WAIT_SEND:
-                # The wait of a request that was never started returns at once.
                 PyObject_CallNoArgs(self.sends[code.index].wait)
             elif code.opcode == REDUCE:
                 self.loops.run_reduce(code, self.partial_itemsize)
@@ -307,50 +327,44 @@ cdef class Plan:
                     memcpy(code.out, code.left, code.count * self.itemsize)
             else:
                 self.loops.run_widen(code)
-        self.usable = True
-        if self.failure is not None:
-            self.fail()
-        if self.stage_out != NULL and self.nbytes:
-            memcpy(target, self.stage_out, self.nbytes)
         return 0
 
     cdef int wait_receive(self, Message *message) except -1:
         cdef Py_ssize_t nbytes
         try:
             PyObject_CallOneArg(message.wait, <PyObject *> self.status)
-            nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
         except Exception as error:
             if not self.transport.is_truncation(error):
                 raise
-            self.mismatch(message, -1)
-            return 0
-        if nbytes != message.nbytes:
-            self.mismatch(message, nbytes)
+            message.active = False
+            self.call.mismatch(message.peer, message.nbytes, message.tag, None, message.tag)
+        message.active = False
+        nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
+        if nbytes != message.nbytes or nbytes == 0 or self.look_at_tags:
+            tag = self.get_tag()
+            if nbytes != message.nbytes or tag != message.tag:
+                self.call.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
         self.bytes_received += nbytes
         self.messages_received += 1
         return 0
 
-    cdef int mismatch(self, Message *message, Py_ssize_t nbytes) except -1:
-        # Go on to the end, so that no other rank waits for this one; but pass on nothing:
-        # whoever waits for data of this rank gets an empty message and fails in turn.
-        if self.failure is None:
-            self.failure = (message.peer, message.nbytes, nbytes)
-            self.poison = []
-        return 0
+    cdef int give_up(self) except -1:
+        """Bring a call that failed to its end, so that no rank waits for ever.
 
-    cdef int fail(self) except -1:
-        peer, expected, got = self.failure
-        self.failure = None
-        for request in self.poison:
-            request.Wait()
-        self.poison = []
-        if got == 0:
-            came = "an empty one: that rank failed, or was told so by another"
-        elif got < 0:
-            came = "more than that"
-        else:
-            came = f"{got}"
-        self.call.mismatch(peer, expected, came)
+        The plan can run again if all other ranks have given up, too, so that nothing is under way.
+        """
+        cdef Py_ssize_t k
+        active = [
+            self.requests[self.send_count + k]
+            for k in range(self.receive_count)
+            if self.receives[k].active
+        ]
+        if self.transport.give_up(active, self.status):
+            for k in range(self.send_count):
+                PyObject_CallNoArgs(self.sends[k].wait)
+            for k in range(self.receive_count):
+                self.receives[k].active = False
+            self.usable = True
         return 0
 
 
@@ -379,6 +393,8 @@ cdef class PlanCache:
         What stands for "in place" as a send buffer (``MPI.IN_PLACE``).
     lock : context manager
         Held while a plan runs.
+    on_failure : callable
+        Called with the plan, and with the lock held, when a plan raised an exception.
     """
 
     cdef Entry entries[PLANS]
@@ -388,14 +404,16 @@ cdef class PlanCache:
     cdef PyObject *last_name
     cdef object in_place
     cdef object lock
+    cdef object on_failure
     cdef size_t clock
 
-    def __init__(self, operations, in_place, lock):
+    def __init__(self, operations, in_place, lock, on_failure):
         self.plans = [None] * PLANS
         self.operations = tuple(operations)
         self.last_object = NULL
         self.in_place = in_place
         self.lock = lock
+        self.on_failure = on_failure
         self.clock = 0
         for k in range(PLANS):
             self.entries[k].op = NULL
@@ -462,7 +480,11 @@ cdef class PlanCache:
         if not plan.usable:
             return None
         with self.lock:
-            plan.execute(<char *> source, <char *> target)
+            try:
+                plan.execute(<char *> source, <char *> target)
+            except BaseException:
+                self.on_failure(plan)
+                raise
         return plan
 
     def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name):

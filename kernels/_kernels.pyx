@@ -3,6 +3,11 @@
 The loops are chosen once, at import: the fastest that this CPU runs, or the one that the
 environment variable ``HPCCOLL_KERNEL`` names. All targets give the same bytes. What the loops do
 to NaN, zeros and overflow is written down where it is decided, in ``kernels/operations.h``.
+
+Arrays are NumPy's, C-contiguous, in native byte order, at any address. TypeError says that an
+argument is no array, or of a dtype that there is no loop for; ValueError that a name is unknown,
+sizes differ, or arrays overlap that must not; BufferError that an array is not contiguous, or
+read-only. Nothing is written then.
 """
 
 import os
@@ -15,35 +20,25 @@ from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
 from libc.string cimport memcpy
 
+from reduce_loops cimport (
+    OPERATION_COUNT,
+    TARGET_COUNT,
+    TYPE_COUNT,
+    TYPE_float32,
+    compiled_targets,
+    convert_loop,
+    divide_loop,
+    operation_names,
+    reduce_loop,
+    target_loops,
+    type_itemsizes,
+    type_names,
+)
+
 
 cdef extern from "Python.h":
     # Declared here because a failure is answered with an error text of our own.
     int PyObject_GetBuffer(object array, Py_buffer *view, int flags)
-
-
-cdef extern from "reduce_loops.h" nogil:
-    enum:
-        OPERATION_COUNT
-        TYPE_COUNT
-        TARGET_COUNT
-        TYPE_float32
-    ctypedef void (*reduce_loop)(
-        void *out, const void *left, const void *right, size_t n) noexcept nogil
-    ctypedef void (*divide_loop)(void *x, double divisor, size_t n) noexcept nogil
-    ctypedef void (*convert_loop)(void *out, const void *x, size_t n) noexcept nogil
-    struct target_loops:
-        (reduce_loop[TYPE_COUNT])[OPERATION_COUNT] reduce
-        divide_loop[TYPE_COUNT] divide
-        convert_loop[TYPE_COUNT] widen
-        convert_loop[TYPE_COUNT] narrow
-    struct compiled_target:
-        const char *name
-        const target_loops *loops
-        int (*runs_here)() noexcept nogil
-    const char **operation_names
-    const char **type_names
-    size_t *type_itemsizes
-    compiled_target *compiled_targets
 
 
 OPERATIONS = tuple([operation_names[i].decode() for i in range(OPERATION_COUNT)])
@@ -60,6 +55,11 @@ cdef dict dtype_numbers = {
 
 cdef int target_number = 0
 cdef const target_loops *loops = compiled_targets[0].loops
+
+# The memory of up to three arrays, the one to write first.
+cdef struct Views:
+    Py_buffer[3] at
+    int count
 
 # A loop over so few bytes ends sooner than the GIL is handed over and taken back.
 cdef Py_ssize_t SHORT_BYTES = 4096
@@ -121,19 +121,7 @@ cdef int choose_target(str name, str source) except -1:
 
 
 def supports(str op, str dtype_name):
-    """Tell whether there is a loop for an operation on a type.
-
-    Parameters
-    ----------
-    op : str
-        Any name; one of `OPERATIONS` where the answer is to be true.
-    dtype_name : str
-        Any name; one of `TYPES` where the answer is to be true.
-
-    Returns
-    -------
-    bool
-    """
+    """Tell whether there is a loop for an operation on a type; unknown names are none."""
     return reduce_address(op, dtype_name) != 0
 
 
@@ -143,42 +131,30 @@ def reduce_into(acc, incoming, op, side="left"):
     Parameters
     ----------
     acc : numpy.ndarray
-        C-contiguous and writable; receives ``incoming op acc``, or ``acc op incoming``.
+        Receives ``incoming op acc``, or ``acc op incoming``.
     incoming : numpy.ndarray
-        C-contiguous, of the dtype and size of `acc`; `acc` itself, or apart from it in memory.
+        Of the dtype and size of `acc`; the same memory, or apart from it.
     op : str
         One of `OPERATIONS`.
     side : {"left", "right"}
         Where `incoming` stands.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array, or of a type without loops for `op`.
-    ValueError
-        If `op` or `side` is unknown, the sizes differ, or the arrays overlap in part.
-    BufferError
-        If an array is not C-contiguous, or `acc` is read-only.
     """
-    cdef Py_buffer target, source
+    cdef Views views
     cdef int number = number_of(acc, "reduce_into", "acc")
     cdef reduce_loop loop = loop_of(op, number, "reduce_into")
     cdef bint left = is_left(side)
     need_number(incoming, number, "reduce_into", "incoming", "acc")
-    open_buffer(acc, &target, PyBUF_WRITABLE, "reduce_into", "acc")
+    views.count = 0
     try:
-        open_buffer(incoming, &source, PyBUF_SIMPLE, "reduce_into", "incoming")
-        try:
-            need_same_size(&target, &source, number, "reduce_into", "acc", "incoming")
-            need_same_or_apart(&target, &source, "reduce_into", "acc", "incoming")
-            if left:
-                run(loop, target.buf, source.buf, target.buf, target.len, number)
-            else:
-                run(loop, target.buf, target.buf, source.buf, target.len, number)
-        finally:
-            PyBuffer_Release(&source)
+        open_view(&views, acc, PyBUF_WRITABLE, "reduce_into", "acc")
+        open_view(&views, incoming, PyBUF_SIMPLE, "reduce_into", "incoming")
+        need_match(&views, 1, number, "reduce_into", "acc", "incoming")
+        if left:
+            run(loop, views.at[0].buf, views.at[1].buf, views.at[0].buf, views.at[0].len, number)
+        else:
+            run(loop, views.at[0].buf, views.at[0].buf, views.at[1].buf, views.at[0].len, number)
     finally:
-        PyBuffer_Release(&target)
+        close(&views)
 
 
 def combine(out, left, right, op):
@@ -187,43 +163,27 @@ def combine(out, left, right, op):
     Parameters
     ----------
     out : numpy.ndarray
-        C-contiguous and writable; may be `left` or `right`, or lie apart from them in memory.
+        The same memory as `left` or `right`, or apart from them.
     left, right : numpy.ndarray
-        C-contiguous, of the dtype and size of `out`.
+        Of the dtype and size of `out`.
     op : str
         One of `OPERATIONS`.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array, or of a type without loops for `op`.
-    ValueError
-        If `op` is unknown, the sizes differ, or `out` overlaps an operand in part.
-    BufferError
-        If an array is not C-contiguous, or `out` is read-only.
     """
-    cdef Py_buffer target, first, second
+    cdef Views views
     cdef int number = number_of(out, "combine", "out")
     cdef reduce_loop loop = loop_of(op, number, "combine")
     need_number(left, number, "combine", "left", "out")
     need_number(right, number, "combine", "right", "out")
-    open_buffer(out, &target, PyBUF_WRITABLE, "combine", "out")
+    views.count = 0
     try:
-        open_buffer(left, &first, PyBUF_SIMPLE, "combine", "left")
-        try:
-            open_buffer(right, &second, PyBUF_SIMPLE, "combine", "right")
-            try:
-                need_same_size(&target, &first, number, "combine", "out", "left")
-                need_same_size(&target, &second, number, "combine", "out", "right")
-                need_same_or_apart(&target, &first, "combine", "out", "left")
-                need_same_or_apart(&target, &second, "combine", "out", "right")
-                run(loop, target.buf, first.buf, second.buf, target.len, number)
-            finally:
-                PyBuffer_Release(&second)
-        finally:
-            PyBuffer_Release(&first)
+        open_view(&views, out, PyBUF_WRITABLE, "combine", "out")
+        open_view(&views, left, PyBUF_SIMPLE, "combine", "left")
+        open_view(&views, right, PyBUF_SIMPLE, "combine", "right")
+        need_match(&views, 1, number, "combine", "out", "left")
+        need_match(&views, 2, number, "combine", "out", "right")
+        run(loop, views.at[0].buf, views.at[1].buf, views.at[2].buf, views.at[0].len, number)
     finally:
-        PyBuffer_Release(&target)
+        close(&views)
 
 
 def divide_by(x, double divisor):
@@ -234,27 +194,20 @@ def divide_by(x, double divisor):
     Parameters
     ----------
     x : numpy.ndarray
-        C-contiguous and writable, of a floating or complex type.
+        Of a floating or complex type.
     divisor : float
         Rounded to the type that is computed in: float32 for halves, float32 and complex64.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no array or of a type that is not divided.
-    BufferError
-        If `x` is not C-contiguous or read-only.
     """
-    cdef Py_buffer view
+    cdef Views views
     cdef int number = number_of(x, "divide_by", "x")
     cdef divide_loop loop = loops.divide[number]
     if loop == NULL:
-        choices = [TYPES[i] for i in range(TYPE_COUNT) if loops.divide[i] != NULL]
-        raise wrong_dtype(x, "divide_by", "x", choices)
-    open_buffer(x, &view, PyBUF_WRITABLE, "divide_by", "x")
+        raise wrong_dtype(x, "divide_by", "x", [name for name in TYPES if divide_address(name)])
+    views.count = 0
+    open_view(&views, x, PyBUF_WRITABLE, "divide_by", "x")
     with nogil:
-        loop(view.buf, divisor, view.len // type_itemsizes[number])
-    PyBuffer_Release(&view)
+        loop(views.at[0].buf, divisor, views.at[0].len // type_itemsizes[number])
+    close(&views)
 
 
 def widen(out, half):
@@ -263,18 +216,9 @@ def widen(out, half):
     Parameters
     ----------
     out : numpy.ndarray
-        C-contiguous and writable, float32, apart from `half` in memory.
+        float32, apart from `half` in memory.
     half : numpy.ndarray
-        C-contiguous, float16 or bfloat16, of the size of `out`.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array or of another type.
-    ValueError
-        If the sizes differ or the arrays overlap.
-    BufferError
-        If an array is not C-contiguous, or `out` is read-only.
+        float16 or bfloat16, of the size of `out`.
     """
     cdef int number = number_of(half, "widen", "half")
     if loops.widen[number] == NULL:
@@ -290,18 +234,9 @@ def narrow(out, x):
     Parameters
     ----------
     out : numpy.ndarray
-        C-contiguous and writable, float16 or bfloat16, apart from `x` in memory.
+        float16 or bfloat16, apart from `x` in memory.
     x : numpy.ndarray
-        C-contiguous, float32, of the size of `out`.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array or of another type.
-    ValueError
-        If the sizes differ or the arrays overlap.
-    BufferError
-        If an array is not C-contiguous, or `out` is read-only.
+        float32, of the size of `out`.
     """
     cdef int number = number_of(out, "narrow", "out")
     if loops.narrow[number] == NULL:
@@ -317,114 +252,69 @@ def copy(out, x):
     Parameters
     ----------
     out : numpy.ndarray
-        C-contiguous and writable; `x` itself, or apart from it in memory.
+        The same memory as `x`, or apart from it.
     x : numpy.ndarray
-        C-contiguous, of the dtype and size of `out`.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no array, or of a type not in `TYPES`.
-    ValueError
-        If the sizes differ or the arrays overlap in part.
-    BufferError
-        If an array is not C-contiguous, or `out` is read-only.
+        Of the dtype and size of `out`.
     """
-    cdef Py_buffer target, source
+    cdef Views views
     cdef int number = number_of(out, "copy", "out")
     need_number(x, number, "copy", "x", "out")
-    open_buffer(out, &target, PyBUF_WRITABLE, "copy", "out")
+    views.count = 0
     try:
-        open_buffer(x, &source, PyBUF_SIMPLE, "copy", "x")
-        try:
-            need_same_size(&target, &source, number, "copy", "out", "x")
-            need_same_or_apart(&target, &source, "copy", "out", "x")
-            if target.buf != source.buf:
-                with nogil:
-                    memcpy(target.buf, source.buf, target.len)
-        finally:
-            PyBuffer_Release(&source)
+        open_view(&views, out, PyBUF_WRITABLE, "copy", "out")
+        open_view(&views, x, PyBUF_SIMPLE, "copy", "x")
+        need_match(&views, 1, number, "copy", "out", "x")
+        if views.at[0].buf != views.at[1].buf:
+            with nogil:
+                memcpy(views.at[0].buf, views.at[1].buf, views.at[0].len)
     finally:
-        PyBuffer_Release(&target)
+        close(&views)
 
+
+# Addresses, for other compiled modules. The loops need no GIL.
 
 def reduce_address(str op, str dtype_name):
-    """Return where the active target's loop for an operation on a type lies.
+    """Return where the active target's loop for an operation on a type lies; 0 if there is none.
 
-    Parameters
-    ----------
-    op : str
-        One of `OPERATIONS`.
-    dtype_name : str
-        One of `TYPES`.
-
-    Returns
-    -------
-    int
-        Address of a ``void (*)(void *out, const void *left, const void *right, size_t n)``, which
-        may be called without the GIL; 0 where there is none.
+    The loop is a ``void (*)(void *out, const void *left, const void *right, size_t n)``.
     """
-    cdef object operation = operation_numbers.get(op)
-    cdef object number = type_numbers.get(dtype_name)
-    if operation is None or number is None:
+    number = type_numbers.get(dtype_name)
+    operation = operation_numbers.get(op)
+    if number is None or operation is None:
         return 0
     return <size_t>loops.reduce[<int>operation][<int>number]
 
 
 def divide_address(str dtype_name):
-    """Return where the active target's loop that divides a type lies.
+    """Return where the active target's loop that divides a type lies; 0 if there is none.
 
-    Parameters
-    ----------
-    dtype_name : str
-        One of `TYPES`.
-
-    Returns
-    -------
-    int
-        Address of a ``void (*)(void *x, double divisor, size_t n)``; 0 where there is none.
+    The loop is a ``void (*)(void *x, double divisor, size_t n)``.
     """
-    cdef object number = type_numbers.get(dtype_name)
+    number = type_numbers.get(dtype_name)
     return 0 if number is None else <size_t>loops.divide[<int>number]
 
 
 def widen_address(str half_dtype_name):
-    """Return where the active target's loop from a half type to float32 lies.
+    """Return where the active target's loop from a half type to float32 lies; 0 if there is none.
 
-    Parameters
-    ----------
-    half_dtype_name : str
-        "float16" or "bfloat16".
-
-    Returns
-    -------
-    int
-        Address of a ``void (*)(void *out, const void *x, size_t n)``; 0 where there is none.
+    The loop is a ``void (*)(void *out, const void *x, size_t n)``.
     """
-    cdef object number = type_numbers.get(half_dtype_name)
+    number = type_numbers.get(half_dtype_name)
     return 0 if number is None else <size_t>loops.widen[<int>number]
 
 
 def narrow_address(str half_dtype_name):
-    """Return where the active target's loop from float32 to a half type lies.
+    """Return where the active target's loop from float32 to a half type lies; 0 if there is none.
 
-    Parameters
-    ----------
-    half_dtype_name : str
-        "float16" or "bfloat16".
-
-    Returns
-    -------
-    int
-        Address of a ``void (*)(void *out, const void *x, size_t n)``; 0 where there is none.
+    The loop is a ``void (*)(void *out, const void *x, size_t n)``.
     """
-    cdef object number = type_numbers.get(half_dtype_name)
+    number = type_numbers.get(half_dtype_name)
     return 0 if number is None else <size_t>loops.narrow[<int>number]
 
 
 cdef inline void run(
     reduce_loop loop, void *out, const void *left, const void *right, Py_ssize_t nbytes, int number
-):
+) noexcept:
     cdef size_t n = <size_t>nbytes // type_itemsizes[number]
     if nbytes <= SHORT_BYTES:
         loop(out, left, right, n)
@@ -436,22 +326,22 @@ cdef inline void run(
 cdef int convert(
     convert_loop loop, out, int out_number, x, int x_number, str call, str argument
 ) except -1:
-    cdef Py_buffer target, source
-    open_buffer(out, &target, PyBUF_WRITABLE, call, "out")
+    cdef Views views
+    cdef size_t count, other_count
+    views.count = 0
     try:
-        open_buffer(x, &source, PyBUF_SIMPLE, call, argument)
-        try:
-            need_same_count(
-                target.len // <Py_ssize_t>type_itemsizes[out_number],
-                source.len // <Py_ssize_t>type_itemsizes[x_number], call, "out", argument)
-            if overlap(&target, &source):
-                raise ValueError(f"{call}: out and {argument} overlap; wanted them apart in memory")
-            with nogil:
-                loop(target.buf, source.buf, target.len // type_itemsizes[out_number])
-        finally:
-            PyBuffer_Release(&source)
+        open_view(&views, out, PyBUF_WRITABLE, call, "out")
+        open_view(&views, x, PyBUF_SIMPLE, call, argument)
+        count = views.at[0].len // type_itemsizes[out_number]
+        other_count = views.at[1].len // type_itemsizes[x_number]
+        if count != other_count:
+            raise wrong_count(other_count, count, call, "out", argument)
+        if overlap(&views, 1):
+            raise ValueError(f"{call}: out and {argument} overlap; wanted them apart in memory")
+        with nogil:
+            loop(views.at[0].buf, views.at[1].buf, count)
     finally:
-        PyBuffer_Release(&target)
+        close(&views)
     return 0
 
 
@@ -516,10 +406,18 @@ cdef inline int is_left(side) except -1:
     raise ValueError(f"reduce_into: side is {side!r}; wanted 'left' or 'right'")
 
 
-cdef inline int open_buffer(array, Py_buffer *view, int flags, str call, str argument) except -1:
-    if PyObject_GetBuffer(array, view, flags) < 0:
+cdef inline int open_view(Views *views, array, int flags, str call, str argument) except -1:
+    if PyObject_GetBuffer(array, &views.at[views.count], flags) < 0:
         PyErr_Clear()
         raise wrong_layout(array, call, argument)
+    views.count += 1
+    return 0
+
+
+cdef inline int close(Views *views) except -1:
+    cdef int i
+    for i in range(views.count):
+        PyBuffer_Release(&views.at[i])
     return 0
 
 
@@ -531,39 +429,29 @@ cdef object wrong_layout(array, str call, str argument):
     return BufferError(f"{call}: {argument} is read-only; wanted a writable array")
 
 
-cdef inline int need_same_size(
-    Py_buffer *one, Py_buffer *other, int number, str call, str name, str other_name
+cdef inline int need_match(
+    Views *views, int i, int number, str call, str out, str argument
 ) except -1:
-    if one.len != other.len:
-        need_same_count(
-            one.len // <Py_ssize_t>type_itemsizes[number],
-            other.len // <Py_ssize_t>type_itemsizes[number], call, name, other_name)
-    return 0
-
-
-cdef int need_same_count(
-    Py_ssize_t count, Py_ssize_t other_count, str call, str name, str other_name
-) except -1:
-    if count != other_count:
+    """See that view `i` is of the size of view 0, and the same memory or apart from it."""
+    cdef Py_ssize_t itemsize = type_itemsizes[number]
+    if views.at[i].len != views.at[0].len:
+        raise wrong_count(
+            views.at[i].len // itemsize, views.at[0].len // itemsize, call, out, argument)
+    if views.at[i].buf != views.at[0].buf and overlap(views, i):
         raise ValueError(
-            f"{call}: {other_name} has {other_count} elements; wanted as many as in {name}, {count}")
+            f"{call}: {out} and {argument} overlap in part; wanted the same memory, or apart")
     return 0
 
 
-cdef inline bint overlap(Py_buffer *one, Py_buffer *other) noexcept:
-    cdef char *start = <char *>one.buf
-    cdef char *other_start = <char *>other.buf
-    return start < other_start + other.len and other_start < start + one.len
+cdef object wrong_count(count, wanted, str call, str out, str argument):
+    return ValueError(
+        f"{call}: {argument} has {count} elements; wanted as many as in {out}, {wanted}")
 
 
-cdef inline int need_same_or_apart(
-    Py_buffer *out, Py_buffer *x, str call, str name, str other_name
-) except -1:
-    if out.buf != x.buf and overlap(out, x):
-        raise ValueError(
-            f"{call}: {name} and {other_name} overlap in part; "
-            "wanted them to be the same memory or apart")
-    return 0
+cdef inline bint overlap(Views *views, int i) noexcept:
+    cdef char *out = <char *>views.at[0].buf
+    cdef char *x = <char *>views.at[i].buf
+    return out < x + views.at[i].len and x < out + views.at[0].len
 
 
 choose_target(os.environ.get("HPCCOLL_KERNEL") or list(targets()).pop(), "HPCCOLL_KERNEL")

@@ -25,7 +25,8 @@
     X(complex64, "complex64", 8) X(complex128, "complex128", 16)
 
 /* X(layout, type, operation, result from a and b): every reduction there is. The layout says how
- * elements lie in memory, and so which shape of loop_shapes.h the loop has. float32 comes before the types that may be built on it. */
+ * elements lie in memory, and so which shape of loop_shapes.h the loop has. float32 comes before
+ * the types that are built on it. */
 #define REDUCTIONS(X) \
     BOOLEAN_REDUCTIONS(X, boolean, boolean) \
     INTEGER_REDUCTIONS(X, plain, int8) \
@@ -36,8 +37,8 @@
     INTEGER_REDUCTIONS(X, plain, uint16) \
     INTEGER_REDUCTIONS(X, plain, uint32) \
     INTEGER_REDUCTIONS(X, plain, uint64) \
-    FLOAT_REDUCTIONS(X, plain, float_sum, float32, float32) \
-    FLOAT_REDUCTIONS(X, plain, float_sum, float64, float64) \
+    FLOAT_REDUCTIONS(X, plain, grouped, float32, float32) \
+    FLOAT_REDUCTIONS(X, plain, grouped, float64, float64) \
     FLOAT_REDUCTIONS(X, half, half, float16, float32) \
     FLOAT_REDUCTIONS(X, two_halves, two_halves, bfloat16, float32) \
     COMPLEX_REDUCTIONS(X, complex, complex64, float32) \
@@ -73,9 +74,9 @@
     X(layout, type, bxor, a ^ b)
 
 /* `real` is the type computed in. NaN counts as true. */
-#define FLOAT_REDUCTIONS(X, layout, sum_layout, type, real) \
-    X(sum_layout, type, sum, one_nan_##real(a + b)) \
-    X(layout, type, prod, one_nan_##real(a * b)) \
+#define FLOAT_REDUCTIONS(X, layout, arithmetic_layout, type, real) \
+    X(arithmetic_layout, type, sum, one_nan_##real(a + b)) \
+    X(arithmetic_layout, type, prod, one_nan_##real(a * b)) \
     X(layout, type, min, min_of_##real(a, b)) \
     X(layout, type, max, max_of_##real(a, b)) \
     X(layout, type, fmin, min_of_##real(unless_nan_##real(a, b), unless_nan_##real(b, a))) \
@@ -128,8 +129,8 @@ DEFINE_TYPE(complex128, double, double_pair)
 
 #define load_plain(array, i) (array)[i]
 #define store_plain(array, i, value) (array)[i] = (value)
-#define load_float_sum load_plain
-#define store_float_sum store_plain
+#define load_grouped load_plain
+#define store_grouped store_plain
 
 #define load_complex(array, i) {(array)[2 * (i)], (array)[2 * (i) + 1]}
 #define store_complex(array, i, value) \
@@ -143,7 +144,8 @@ DEFINE_TYPE(complex128, double, double_pair)
  * NaN among the operands gives that NaN, and -0 counts as less than +0. The latter takes no look at
  * zeros: the greater of two numbers is negative where both are, the lesser where either is.
  *
- * Choices are made with masks, since a branch that `?:` may become stops vectorization. */
+ * More than one choice is made with masks, since the branches that `?:` may become then stop
+ * vectorization, or blow up what it gives. */
 #define DEFINE_FLOAT_HELPERS(type, real, width) \
     typedef union { real value; uint##width##_t bits; } bits_of_##type; \
     static const bits_of_##type nan_##type = {NAN}, sign_##type = {-(real)0}; \
@@ -158,7 +160,7 @@ DEFINE_TYPE(complex128, double, double_pair)
     } \
     ALWAYS_INLINE real one_nan_##type(real x) \
     { \
-        return unless_nan_##type(x, nan_##type.value); \
+        return isnan(x) ? nan_##type.value : x; \
     } \
     ALWAYS_INLINE real min_of_##type(real a, real b) \
     { \

@@ -58,7 +58,7 @@ struct target_loops {
 
 #define TARGET baseline
 #define TARGET_ATTRIBUTE
-#define TARGET_SUM_LOOP ELEMENT_LOOP
+#define TARGET_GROUP_LOOP ELEMENT_LOOP
 #define TARGET_HAS_F16C 0
 #include "target_loops.h"
 
@@ -74,13 +74,13 @@ typedef __m256d avx_float64;
 
 #define TARGET avx2
 #define TARGET_ATTRIBUTE __attribute__((target("avx2,f16c")))
-#define TARGET_SUM_LOOP GROUP_LOOP
+#define TARGET_GROUP_LOOP GROUP_LOOP
 #define TARGET_HAS_F16C 1
 #include "target_loops.h"
 
 #define TARGET avx512
 #define TARGET_ATTRIBUTE __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
-#define TARGET_SUM_LOOP ELEMENT_LOOP
+#define TARGET_GROUP_LOOP ELEMENT_LOOP
 #define TARGET_HAS_F16C 1
 #include "target_loops.h"
 
@@ -89,6 +89,7 @@ typedef __m256d avx_float64;
 static int runs_avx2(void)
 {
     unsigned int eax, ebx, ecx, edx;
+    __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx)
            && (ecx & bit_F16C);
 }

@@ -3,8 +3,8 @@
  *
  *     TARGET               the target's name, part of the name of every function
  *     TARGET_ATTRIBUTE     tells the compiler which instructions it may use
- *     TARGET_SUM_LOOP      the shape of the loops that sum float32 and float64
- *     TARGET_HAS_F16C      1 where conversion instructions for float16 are among the instructions */
+ *     TARGET_GROUP_LOOP    the shape of sums and products of float32 and float64
+ *     TARGET_HAS_F16C      1 where they include those that convert float16 */
 
 WIDEN_LOOP(bfloat16)
 NARROW_LOOP(bfloat16)
@@ -64,5 +64,5 @@ static const struct target_loops JOIN(loops, of, TARGET) = {
 /* Free for the next target. */
 #undef TARGET
 #undef TARGET_ATTRIBUTE
-#undef TARGET_SUM_LOOP
+#undef TARGET_GROUP_LOOP
 #undef TARGET_HAS_F16C

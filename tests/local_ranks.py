@@ -20,19 +20,14 @@ class CountingTransport(LocalTransport):
         super().__init__(world, rank)
         self.sends: list[int] = []
         self.receives: list[int] = []
-        self.empty = 0
 
-    def send_request(self, address, nbytes, peer):
+    def send_request(self, address, nbytes, peer, tag):
         self.sends.append(nbytes)
-        return super().send_request(address, nbytes, peer)
+        return super().send_request(address, nbytes, peer, tag)
 
     def receive_request(self, address, nbytes, peer):
         self.receives.append(nbytes)
         return super().receive_request(address, nbytes, peer)
-
-    def send_nothing(self, peer):
-        self.empty += 1
-        return super().send_nothing(peer)
 
 
 class Rank:
@@ -62,11 +57,18 @@ class Rank:
     def allreduce(self, algorithm, op, x, out, segment_bytes=None, reduction=None) -> Any:
         """Run an all-reduce of `x` into `out` and return the plan."""
         plan = self.plan(algorithm, op, x, out, segment_bytes, reduction)
-        plan.run(x.ctypes.data, out.ctypes.data)
+        try:
+            plan.run(x.ctypes.data, out.ctypes.data)
+        except BaseException:
+            if not plan.usable:  # as a channel does
+                plan.free()
+                self.transport.renew()
+                self.memory.clear()
+            raise
         return plan
 
 
-def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 20.0) -> list[Any]:
+def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 10.0) -> list[Any]:
     """Run ``job(rank)`` on that many ranks; return what each returned, or its exception."""
     world = LocalWorld(size, time_limit)
     results: list[Any] = [None] * size
@@ -82,7 +84,9 @@ def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 20.0) ->
         thread.start()
     for thread in threads:
         thread.join()
-    left = [queue for queues in (world.sends, world.receives) for queue in queues.values() if queue]
+    queues = [*world.sends.items(), *world.receives.items()]
+    newest = max((route[0] for route, _ in queues), default=0)
+    left = [route for route, queue in queues if queue and route[0] == newest]
     if left and not any(isinstance(result, Exception) for result in results):
         raise AssertionError(f"messages were left behind: {left}")
     return results

@@ -43,6 +43,8 @@ class Row:
     seconds: float
     wrong: str
     """Why the run counts as failed, beyond failed tests; empty if it does not."""
+    named: tuple[str, ...] = ()
+    """The lines that name the failed tests."""
 
     @property
     def red(self) -> bool:
@@ -52,7 +54,7 @@ class Row:
 
 def read(name: str, finished: Finished, may_be_empty: bool) -> Row:
     """Judge a run by its closing lines, of which there must be one, and by how it ended."""
-    lines = (ESCAPES.sub("", line).rstrip() for line in finished.output.split("\n"))
+    lines = [ESCAPES.sub("", line).rstrip() for line in finished.output.split("\n")]
     closing = [match[1] for line in lines if (match := CLOSING.match(line))]
     counts: dict[str, int] = {}
     for number, word in COUNT.findall(closing[0] if closing else ""):
@@ -72,11 +74,16 @@ def read(name: str, finished: Finished, may_be_empty: bool) -> Row:
         wrong = f"ended with status {finished.status}"
     if wrong and not failed:
         failed = 1
-    return Row(name, passed, failed, counts.get("skipped", 0), finished.seconds, wrong)
+    named = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    return Row(name, passed, failed, counts.get("skipped", 0), finished.seconds, wrong, named)
 
 
 def show(rows: list[Row]) -> bool:
-    """Print the table and the closing line; return whether all is well."""
+    """Print what failed, the table and the closing line; return whether all is well."""
+    print()
+    for row in rows:
+        for line in row.named:
+            print(f"{row.name:>8}  {line}")
     print("\n" + COLUMNS.format("ranks", "passed", "failed", "skipped", "seconds", ""))
     for row in rows:
         print(

