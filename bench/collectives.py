@@ -15,11 +15,11 @@ from statistics import geometric_mean
 import click
 from mpi4py import MPI
 
+from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.command import size
 from hpccoll.benchmark.options import CANDIDATES, NATIVE, SECONDS, Options, size_range
 from hpccoll.benchmark.report import Machine
 from hpccoll.benchmark.sweep import Row, sweep
-from hpccoll.selection import AUTO
 
 
 @click.command(context_settings={"show_default": True})

@@ -43,6 +43,7 @@ class Plan:
         nbytes: int,
         stage_in: int = 0,
         stage_out: int = 0,
+        look_at_tags: bool,
         transport: Any,
         status: Any,
         keep: object,

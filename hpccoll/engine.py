@@ -251,6 +251,9 @@ def make_plan(
             code.count,
         )
 
+    # Ranks with another count may have more segments or fewer, all of the same size.
+    most = task.segment_count(transport.size)
+    look_at_tags = any(not m.last or m.count == most for m in program.receives)
     tags = {False: Tag.PART, True: Tag.LAST}
     sends = []
     for m in program.sends:
@@ -278,6 +281,7 @@ def make_plan(
         nbytes=task.nbytes,
         stage_in=source if task.staged else 0,
         stage_out=target if task.staged else 0,
+        look_at_tags=look_at_tags,
         transport=transport,
         status=transport.new_status(),
         keep=keep,

@@ -171,6 +171,8 @@ cdef class Plan:
     stage_in, stage_out : int
         Addresses that the vector is copied to before, and from after; 0 where the program
         works on the caller's memory itself.
+    look_at_tags : bool
+        Whether a wrong message may have the right size, and shows by its tag only.
     status : object
         Handed to the ``Wait`` of receives; tells how much came, and with which tag.
     transport : Transport
@@ -213,7 +215,7 @@ cdef class Plan:
     cdef readonly int64_t messages_received
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
-                 nbytes, stage_in=0, stage_out=0, transport, status, keep, call):
+                 nbytes, stage_in=0, stage_out=0, look_at_tags, transport, status, keep, call):
         self.loops = loops
         self.itemsize = itemsize
         self.partial_itemsize = partial_itemsize
@@ -234,8 +236,7 @@ cdef class Plan:
         self.receive_count = len(receives)
         self.sends = self.bind(sends)
         self.receives = self.bind(receives)
-        # Where each step has one message, a wrong one shows by its size.
-        self.look_at_tags = len({entry[3] for entry in (*sends, *receives)}) > 1
+        self.look_at_tags = look_at_tags
         self.length = len(instructions)
         self.code = <Instruction *> PyMem_Malloc((self.length + 1) * sizeof(Instruction))
         if self.code == NULL:

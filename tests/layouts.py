@@ -44,7 +44,7 @@ def _fortran(shape: Any, dtype: Any) -> Placed:
 
 def _gaps(shape: Any, dtype: Any) -> Placed:
     base, memory = _filled(tuple(3 * n + 2 for n in shape), dtype)
-    return Placed(base[tuple(slice(1, 3 * n + 1, 3) for n in shape)], memory)
+    return Placed(base[(..., *(slice(1, 3 * n + 1, 3) for n in shape))], memory)
 
 
 def _last_axis_gaps(shape: Any, dtype: Any) -> Placed:
@@ -54,12 +54,12 @@ def _last_axis_gaps(shape: Any, dtype: Any) -> Placed:
 
 def _block(shape: Any, dtype: Any) -> Placed:
     base, memory = _filled(tuple(n + 3 for n in shape), dtype)
-    return Placed(base[tuple(slice(1, n + 1) for n in shape)], memory)
+    return Placed(base[(..., *(slice(1, n + 1) for n in shape))], memory)
 
 
 def _reversed(shape: Any, dtype: Any) -> Placed:
     base, memory = _filled(shape, dtype)
-    return Placed(base[tuple(slice(None, None, -1) for _ in shape)], memory)
+    return Placed(base[(..., *(slice(None, None, -1) for _ in shape))], memory)
 
 
 def _turned(shape: Any, dtype: Any) -> Placed:

@@ -76,7 +76,7 @@ def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 10.0) ->
     def work(number: int) -> None:
         try:
             results[number] = job(Rank(world, number))
-        except Exception as error:  # noqa: BLE001 - handed to the caller
+        except Exception as error:
             results[number] = error
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(size)]

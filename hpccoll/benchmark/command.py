@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.options import (
     CANDIDATES,
     FRESH_BYTES,
@@ -18,7 +19,6 @@ from hpccoll.benchmark.options import (
     size_range,
 )
 from hpccoll.ops import OPERATIONS
-from hpccoll.selection import AUTO
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.text import Text
 
+from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.measure import BATCH_SECONDS, MOST_CALLS
 from hpccoll.benchmark.options import FRESH_BYTES, NATIVE, Options
 from hpccoll.benchmark.sweep import Row
 from hpccoll.information import environment, info, launcher_rank
-from hpccoll.selection import AUTO
 
 SCHEMA = "hpccoll-bench/1"
 """Of the JSON file; another number when a key goes or changes its meaning."""

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.data import Vectors
 from hpccoll.benchmark.measure import Call, measure
 from hpccoll.benchmark.options import NATIVE, Case, Options
 from hpccoll.calls import Call as LastCall
 from hpccoll.comm import Comm
 from hpccoll.ops import OPERATIONS
-from hpccoll.selection import AUTO
 
 MICRO = 1e6
 

@@ -12,10 +12,21 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("odd_one", ["first", "last"])
-@pytest.mark.parametrize("counts", [(100, 50), (50, 100), (30000, 15000), (15000, 30000)])
-def test_a_rank_with_another_count(
-    algorithm: str, odd_one: str, counts: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (100, 50),
+        (50, 100),
+        (100, 99),
+        (100, 0),  # empty messages
+        (100, 1),  # empty chunks
+        (30000, 15000),  # too long for MPI to buffer
+        (15000, 30000),
+        (300000, 150000),  # another number of segments
+        (1 << 18, 1 << 17),  # all segments full
+    ],
+)
+def test_a_rank_with_another_count(algorithm: str, odd_one: str, counts: tuple[int, int]) -> None:
     comm = hpccoll.Comm(MPI.COMM_WORLD, algorithm=algorithm)
     odd_rank = 0 if odd_one == "first" else comm.size - 1
     count = counts[1] if comm.rank == odd_rank else counts[0]
