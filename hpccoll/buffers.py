@@ -50,11 +50,8 @@ def of_array(argument: str, x: object) -> Operand:
     TypeError
         It is none of these, or its memory is not the host's.
     """
-    if isinstance(x, np.ma.MaskedArray):
-        message = f"{argument} is a masked array, whose mask means nothing here; pass x.filled(...)"
-        raise TypeError(message)
     if isinstance(x, np.ndarray):
-        return Operand(_plain(x), lambda: _like_numpy(x))
+        return Operand(_plain(argument, x), lambda: _like_numpy(x))
     if isinstance(x, np.generic):
         return Operand(np.asarray(x), lambda: _scalar_result(np.asarray(x), lambda a: a[()]))
     if isinstance(x, (bool, numbers.Number)):
@@ -108,7 +105,10 @@ def of_spec(spec: object) -> Array | None:
         if dtype is None:
             return None
         array = array.ravel(order="K").view(np.uint8)
-        array = array[: array.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+        whole = array.nbytes // dtype.itemsize * dtype.itemsize
+        if not rest and whole != array.nbytes:
+            return None
+        array = array[:whole].view(dtype)
     elif rest:
         array = array.ravel(order="K")
     count, displacement = (*rest, None, None)[:2]
@@ -147,8 +147,13 @@ def same_memory(x: Array, y: Array) -> bool:
     )
 
 
-def _plain(x: Array) -> Array:
-    return x.view(np.ndarray) if type(x) is not np.ndarray else x
+def _plain(argument: str, x: Array) -> Array:
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        message = f"{argument} is a masked array, whose mask means nothing here; pass x.filled(...)"
+        raise TypeError(message)
+    return x.view(np.ndarray)
 
 
 def _item(array: Array) -> Any:
@@ -158,7 +163,7 @@ def _item(array: Array) -> Any:
 def _like_numpy(x: Array) -> tuple[Array, Callable[[], Any]]:
     # In C order whatever the order of x, which is how elements pair up.
     result = np.empty_like(x, order="C")
-    return _plain(result), lambda: result
+    return _plain("the result", result), lambda: result
 
 
 def _scalar_result(
@@ -171,7 +176,8 @@ def _scalar_result(
 def _number(argument: str, x: object) -> Array:
     if isinstance(x, (bool, int, float, complex)):
         array = np.asarray(x)
-        if array.dtype != object:
+        # An int between 2^63 and 2^64 would be unsigned here, and signed on another rank.
+        if array.dtype.kind in "bifc":
             return array
     message = (
         f"{argument} is {x!r} of type {type(x).__name__}; "
@@ -233,7 +239,7 @@ def _like_exporter(array: Array, x: object) -> tuple[Array, Callable[[], Any]]:
 def _of_buffer(x: object) -> Array | None:
     """Return a NumPy array on the memory of an object, or None where that is not to be had."""
     if isinstance(x, np.ndarray):
-        return _plain(x)
+        return _plain("the buffer", x)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _of_tensor("tensor", torch, x) if x.device.type == "cpu" else None

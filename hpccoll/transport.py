@@ -162,8 +162,7 @@ class MpiTransport:
             time.sleep(1e-4)
         if silent:
             return False
-        for request in told:
-            request.Wait()
+        self._mpi.Request.Waitall(told)
         return True
 
     def _wait(self, request: Request, status: "MPI.Status") -> bool:

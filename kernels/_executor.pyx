@@ -6,9 +6,9 @@ calls themselves and little else: no object is made, nothing is looked up, and w
 steady state allocate is nothing. `PlanCache` recognises a repeated call by the addresses, the type
 and the operation of its arrays, without going through Python.
 
-MPI is reached only through the methods ``Start`` and ``Wait`` of the request objects that a transport
-made (mpi4py's, under MPI); this module does not link MPI. Loops are called by their address
-(`_kernels.reduce_address` and the like).
+MPI is reached only through the methods ``Start`` and ``Wait`` of the request objects that a
+transport made (mpi4py's, under MPI); this module does not link MPI. Loops are called by their
+address (`_kernels.reduce_address` and the like).
 """
 
 cimport cython
@@ -24,7 +24,8 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(PyObject *callable)
     object PyObject_CallOneArg(PyObject *callable, PyObject *arg)
 
-ctypedef void (*reduce_loop)(void *out, const void *left, const void *right, size_t n) noexcept nogil
+ctypedef void (*reduce_loop)(void *out, const void *left, const void *right,
+                             size_t n) noexcept nogil
 ctypedef void (*divide_loop)(void *x, double divisor, size_t n) noexcept nogil
 ctypedef void (*convert_loop)(void *out, const void *x, size_t n) noexcept nogil
 
@@ -388,8 +389,8 @@ cdef class PlanCache:
     Parameters
     ----------
     operations : sequence of (object, str)
-        The objects that callers pass as `op` (``MPI.SUM``, "sum") and the operation's name. They are
-        recognised by identity, and live as long as the cache.
+        The objects that callers pass as `op` (``MPI.SUM``, "sum") and the operation's name. They
+        are recognised by identity, and live as long as the cache.
     in_place : object
         What stands for "in place" as a send buffer (``MPI.IN_PLACE``).
     lock : context manager
@@ -489,11 +490,12 @@ cdef class PlanCache:
         return plan
 
     def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name):
-        """Return the plan kept for these addresses, this size, type number and operation, or None."""
+        """Return the plan kept for these addresses, size, type number and operation, or None."""
         cdef int k = self.look_up(source, target, nbytes, kind, <PyObject *> name)
         return self.plans[k] if k >= 0 and self.plans[k].usable else None
 
-    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name, Plan plan):
+    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name,
+             Plan plan):
         """Keep a plan; address 0 stands for any (a plan that stages its data).
 
         `name` must be the very string object of the operation table.
