@@ -20,6 +20,7 @@ class Loops:
         divisor: float = 0,
     ) -> None: ...
 
+@final
 class Plan:
     """A program bound to memory, requests and loops."""
 
@@ -52,6 +53,7 @@ class Plan:
     def run(self, source: int, target: int) -> None: ...
     def free(self) -> None: ...
 
+@final
 class PlanCache:
     """The plans of one communicator and one set of settings."""
 

@@ -155,6 +155,7 @@ cdef class Loops:
 abandoned = []
 
 
+@cython.final
 cdef class Plan:
     """A program bound to memory, requests and loops. Made by `hpccoll.engine`.
 
@@ -383,6 +384,7 @@ cdef enum:
     PLANS = 32
 
 
+@cython.final
 cdef class PlanCache:
     """The plans of one communicator and one set of settings; the least recently used one leaves.
 
