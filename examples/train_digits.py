@@ -1,4 +1,4 @@
-"""Data-parallel training: every rank takes a share of each batch, all-reduce averages the gradients.
+"""Data-parallel training: every rank takes a share of each batch, all-reduce averages gradients.
 
     mpiexec -n 4 python examples/train_digits.py
     mpiexec -n 3 python examples/train_digits.py --epochs 5 --algorithm ring
@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # One process per core is the parallelism here; threads of NumPy's would get in its way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,8 +24,6 @@ import numpy as np
 from mpi4py import MPI
 
 import hpccoll
-
-Array = np.ndarray[Any, Any]
 
 TEST_IMAGES = 360
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
@@ -40,10 +38,10 @@ that is lost or counted twice shows at 1e-3 and above.
 
 
 class Data(NamedTuple):
-    images: Array
-    labels: Array
-    test_images: Array
-    test_labels: Array
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
 
 
 def load(comm: MPI.Intracomm) -> Data | None:
@@ -57,9 +55,8 @@ def load(comm: MPI.Intracomm) -> Data | None:
         else:
             images, labels = load_digits(return_X_y=True)
             order = np.random.default_rng(0).permutation(len(labels))
-            images, labels = images[order] / 16.0, labels[order]
-            test = slice(0, TEST_IMAGES), slice(TEST_IMAGES, None)
-            data = Data(images[test[1]], labels[test[1]], images[test[0]], labels[test[0]])
+            images, labels, n = images[order] / 16.0, labels[order], TEST_IMAGES
+            data = Data(images[n:], labels[n:], images[:n], labels[:n])
     return comm.bcast(data, root=0)
 
 
@@ -69,52 +66,41 @@ class Network:
     def __init__(self, hidden: int, seed: int, dtype: str) -> None:
         shapes = ((64, hidden), (hidden,), (hidden, 10), (10,))
         ends = np.cumsum([np.prod(shape) for shape in shapes])
-        self.weights: Array = np.zeros(ends[-1], dtype)
-        self.gradient = np.zeros_like(self.weights)
-
-        def views(flat: Array) -> list[Array]:
-            parts = np.split(flat, ends[:-1])
-            return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-        self._weights, self._gradients = views(self.weights), views(self.gradient)
+        self.weights, self.gradient = np.zeros((2, ends[-1]), dtype)
+        self.layers, self.gradients = (
+            [part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=False)]
+            for flat in (self.weights, self.gradient)
+        )
         random = np.random.default_rng(seed)
-        for matrix in self._weights[::2]:
+        for matrix in self.layers[::2]:
             matrix[:] = random.normal(scale=np.sqrt(2 / len(matrix)), size=matrix.shape)
 
-    def forward(self, images: Array) -> tuple[Array, Array]:
+    def forward(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the hidden layer and the logarithms of the probabilities."""
-        first, first_bias, second, second_bias = self._weights
+        first, first_bias, second, second_bias = self.layers
         hidden = np.maximum(images @ first + first_bias, 0)
         scores = hidden @ second + second_bias
         scores -= scores.max(axis=1, keepdims=True)
         return hidden, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
-    def backward(self, images: Array, labels: Array, factor: float) -> float:
+    def backward(self, images: np.ndarray, labels: np.ndarray, factor: float) -> float:
         """Set the gradient: the sum over the images, times `factor`. Return the sum of losses."""
         hidden, logarithms = self.forward(images)
-        rows = np.arange(len(labels))
+        right = np.arange(len(labels)), labels
         error = np.exp(logarithms)
-        error[rows, labels] -= 1
+        error[right] -= 1
         error *= factor
-        behind = (error @ self._weights[2].T) * (hidden > 0)
-        first, first_bias, second, second_bias = self._gradients
+        behind = (error @ self.layers[2].T) * (hidden > 0)
+        first, first_bias, second, second_bias = self.gradients
         np.matmul(images.T, behind, out=first)
         np.sum(behind, axis=0, out=first_bias)
         np.matmul(hidden.T, error, out=second)
         np.sum(error, axis=0, out=second_bias)
-        return float(-logarithms[rows, labels].sum())
+        return float(-logarithms[right].sum())
 
-    def accuracy(self, images: Array, labels: Array) -> float:
+    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         """Return the share of images that are read right."""
         return float(np.mean(self.forward(images)[1].argmax(axis=1) == labels))
-
-
-class Trained(NamedTuple):
-    weights: Array
-    seconds: float
-    """All of the training, on this rank."""
-    reducing: float
-    """Seconds of it spent in all-reduce, which includes waiting for slower ranks."""
 
 
 def train(
@@ -125,11 +111,11 @@ def train(
     epochs: int,
     dtype: str,
     show: Callable[[int, float, Network], None] = lambda epoch, loss, network: None,
-) -> Trained:
-    """Train on all ranks of a communicator together."""
+) -> tuple[np.ndarray, float, float]:
+    """Train on all ranks together; return weights, seconds, and seconds spent in all-reduce."""
     images = data.images.astype(dtype)
     network = Network(args.hidden, args.seed, dtype)
-    velocity = np.zeros_like(network.weights)
+    gradient, velocity = network.gradient, np.zeros_like(network.weights)
     shuffle = np.random.default_rng(args.seed)  # the same on all ranks: they agree on each batch
     reducing, started = 0.0, perf_counter()
     for epoch in range(epochs):
@@ -143,23 +129,20 @@ def train(
             # the images of small shards more. So each rank puts in the *sum* over its images
             # times ranks / batch; the mean over ranks of that is the sum over the batch / batch.
             loss += network.backward(images[mine], data.labels[mine], comm.size / len(batch))
-            gradient = network.gradient
             began = perf_counter()
             hpccoll.allreduce(gradient, op="mean", out=gradient, comm=comm, algorithm=algorithm)
             reducing += perf_counter() - began
             velocity = MOMENTUM * velocity - LEARNING_RATE * gradient
             network.weights += velocity
         show(epoch, hpccoll.allreduce(loss, comm=comm) / len(order), network)
-    return Trained(network.weights, perf_counter() - started, reducing)
+    return network.weights, perf_counter() - started, reducing
 
 
-def same_on_all_ranks(comm: MPI.Intracomm, weights: Array) -> bool:
-    """Whether all ranks hold the same bytes."""
+def same_on_all_ranks(comm: MPI.Intracomm, weights: np.ndarray) -> bool:
     return len(set(comm.allgather(hashlib.sha256(weights).digest()))) == 1
 
 
-def main(argv: list[str] | None = None) -> int:
-    names = [algorithm.name for algorithm in hpccoll.algorithms()]
+def arguments(argv: list[str] | None, names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -169,8 +152,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--algorithm", choices=["auto", *names], default="auto")
     args = parser.parse_args(argv)
+    if min(args.epochs, args.batch, args.hidden) < 1 or args.seed < 0:
+        parser.error("--epochs, --batch and --hidden are at least 1, --seed is at least 0")
+    return args
 
-    comm = hpccoll.Comm(MPI.COMM_WORLD)
+
+def main(argv: list[str] | None = None) -> int:
+    names = [algorithm.name for algorithm in hpccoll.algorithms()]
+    args = arguments(argv, names)
+    comm = MPI.COMM_WORLD
     data = load(comm)
     if data is None:
         return 1
@@ -185,29 +175,25 @@ def main(argv: list[str] | None = None) -> int:
 
     say(f"{comm.size} ranks, {len(data.labels)} images, batches of {args.batch}, float32")
     say("epoch      loss  test accuracy")
-    trained = train(comm, data, args, args.algorithm, args.epochs, "float32", show)
-    same = same_on_all_ranks(comm, trained.weights)
-    say(f"weights are {'the same bytes' if same else 'NOT THE SAME'} on all ranks\n")
-    good = same
+    weights, _, _ = train(comm, data, args, args.algorithm, args.epochs, "float32", show)
+    good = same_on_all_ranks(comm, weights)
+    say(f"weights are {'the same bytes' if good else 'NOT THE SAME'} on all ranks\n")
 
     say(f"{COMPARED_EPOCHS} epochs in float64 by each algorithm, and by rank 0 alone")
-    say(f"{'algorithm':20}  seconds  in all-reduce  sent per step  difference  same bytes")
-    alone = None
+    say(f"{'algorithm':18}  seconds  in all-reduce  sent per step  difference  same bytes")
     if comm.rank == 0:
-        alone = train(MPI.COMM_SELF, data, args, "auto", COMPARED_EPOCHS, "float64").weights
+        alone, _, _ = train(MPI.COMM_SELF, data, args, "auto", COMPARED_EPOCHS, "float64")
     for name in names:
-        trained = train(comm, data, args, name, COMPARED_EPOCHS, "float64")
-        sent = hpccoll.simulate(name, size=comm.size, nbytes=trained.weights.nbytes, itemsize=8)
-        same = same_on_all_ranks(comm, trained.weights)
-        difference = 0.0
-        if alone is not None:
-            difference = float(np.abs(trained.weights - alone).max() / np.abs(alone).max())
+        weights, seconds, reducing = train(comm, data, args, name, COMPARED_EPOCHS, "float64")
+        simulation = hpccoll.simulate(name, size=comm.size, nbytes=weights.nbytes, itemsize=8)
+        sent = max(rank.bytes_sent for rank in simulation.ranks)
+        same = same_on_all_ranks(comm, weights)
+        difference = np.abs(weights - alone).max() / np.abs(alone).max() if comm.rank == 0 else 0
         say(
-            f"{name:20}  {trained.seconds:7.3f}  {trained.reducing / trained.seconds:13.0%}"
-            f"  {max(rank.bytes_sent for rank in sent.ranks):11,} B  {difference:10.1e}"
-            f"  {'yes' if same else 'NO'}"
+            f"{name:18}  {seconds:7.3f}  {reducing / seconds:13.0%}  {sent:11,} B"
+            f"  {difference:10.1e}  {'yes' if same else 'NO'}"
         )
-        good = good and same and difference <= BOUND
+        good = good and same and bool(difference <= BOUND)
     good = comm.bcast(good, root=0)
     say("all agree" if good else f"THE WEIGHTS DIFFER by more than {BOUND:g}, or between ranks")
     return 0 if good else 1

@@ -222,10 +222,16 @@ def test_the_last_call_is_what_ran(comm):
 def test_the_last_call_says_whether_it_was_in_place(comm, count):
     wrapped = hpccoll.Comm(comm)
     x, out = np.ones(count), np.empty(count)
-    for sendbuf in (MPI.IN_PLACE, x, None, x.copy(), out):
+    for sendbuf, in_place in (
+        (MPI.IN_PLACE, True),
+        (x, False),
+        (None, True),
+        (x.copy(), False),
+        (out, True),
+    ):
         for _ in range(2):
             wrapped.Allreduce(sendbuf, out)
-            assert wrapped.last_call.in_place == (sendbuf in (MPI.IN_PLACE, None) or sendbuf is out)
+            assert wrapped.last_call.in_place == in_place
 
 
 def test_the_last_call_is_this_object_s(comm):
@@ -324,12 +330,16 @@ def test_a_channel_goes_with_its_communicator(comm):
     for algorithm in ALGORITHMS:
         hpccoll.allreduce(x, out=out, comm=duplicate, algorithm=algorithm)
     duplicate.Allreduce(x, out)
-    channel = weakref.ref(channel_of(duplicate))
-    plan = duplicate._last
+    channel, plan = channel_of(duplicate), duplicate._last
+    assert plan.usable
+    assert channel.memory.nbytes
     duplicate.Free()
-    gc.collect()
-    assert channel() is None
     assert not plan.usable
+    assert not channel.memory.nbytes
+    gone = weakref.ref(channel)
+    del channel, duplicate
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_duplicate_has_a_channel_of_its_own(wrapped):

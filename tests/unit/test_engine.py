@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from inputs import contribution, digest, expected, guarded
-from local_ranks import outcomes, run
+from local_ranks import run
 
 import hpccoll
 from hpccoll import transport
@@ -20,8 +20,8 @@ from hpccoll.reduction import Reduction
 NAMES = tuple(ALGORITHMS)
 SIZES = tuple(range(1, 10))
 
-# (type, operation, elements, segment_bytes): below, at and above what is staged; fewer elements than
-# ranks; counts that no number divides; segments of one element, and with a short one at the end.
+# (type, operation, elements, segment_bytes): below, at and above what is staged; fewer elements
+# than ranks; counts that no number divides; segments of one element, and a short one at the end.
 CASES = (
     ("float32", "sum", 0, None),
     ("float64", "sum", 1, None),
@@ -211,15 +211,15 @@ def test_what_travels_is_what_the_simulator_says(name, size):
             ), (dtype, count, segment_bytes, rank.rank)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_are_counted_and_no_larger_than_a_segment(name, size):
     def job(rank):
         totals = []
         for dtype, count, segment_bytes in (
-            ("float32", 1003, 100),
-            ("float16", 1003, 101),
-            ("float64", 101, 3),
+            ("float32", 503, 100),
+            ("float16", 503, 101),
+            ("float64", 51, 3),
         ):
             x = np.ones(count, dtype)
             made = len(rank.transport.sends), len(rank.transport.receives)
@@ -246,7 +246,7 @@ def test_messages_are_counted_and_no_larger_than_a_segment(name, size):
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_are_split_below_the_limit_of_mpi(name, monkeypatch):
     monkeypatch.setattr(transport, "MESSAGE_LIMIT", 64)
-    size, count = 3, 2000
+    size, count = 3, 600
 
     def job(rank):
         for segment_bytes in (None, 1 << 20, 40):
@@ -262,13 +262,13 @@ def test_messages_are_split_below_the_limit_of_mpi(name, monkeypatch):
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize(("name", "share"), [("ring", lambda p: p), ("circulant", lambda p: 2)])
 def test_scratch_memory_is_a_part_of_the_vector_or_two_segments(name, share, size):
-    count = 504_000
+    count = 126_000
     nbytes = 4 * count
 
     def job(rank):
         x = np.ones(count, "float32")
         out = np.empty_like(x)
-        for segment_bytes in (4096, 100_000, None, 1 << 30):
+        for segment_bytes in (8192, 100_000, None, 1 << 30):
             plan = rank.plan(name, "sum", x, out, segment_bytes)
             # One segment arrives while another is reduced.
             largest = min(nbytes // share(size), segment_bytes or SEGMENT_BYTES)
@@ -304,14 +304,14 @@ def test_a_plan_runs_again_with_the_same_requests_and_other_data(name, count):
         plan = rank.plan(name, "sum", x, out, 4000)
         made = len(rank.transport.sends), len(rank.transport.receives)
         held = rank.memory.nbytes
+        traffic = set()
         for seed in range(4):
             x[:] = contribution(rank.rank, count, "float64", "sum", size, seed)
             out[:] = -1
             plan.run(x.ctypes.data, out.ctypes.data)
             assert out.tobytes() == expected(count, "float64", "sum", size, seed).tobytes()
-            traffic = (plan.bytes_sent, plan.messages_sent, plan.bytes_received, plan.bytes_reduced)
-            assert seed == 0 or traffic == before
-            before = traffic
+            traffic.add((plan.messages_sent, plan.bytes_sent, plan.bytes_reduced))
+        assert len(traffic) == 1
         assert (len(rank.transport.sends), len(rank.transport.receives)) == made
         assert rank.memory.nbytes == held
 
@@ -390,7 +390,10 @@ def test_a_plan_that_was_freed_does_not_run():
     run(2, job)
 
 
-def test_a_plan_that_was_interrupted_does_not_run_again():
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "recursive_doubling"])
+def test_a_loop_that_fails_on_one_rank_ends_the_call_on_all(name, size):
+    # But for recursive doubling, where a rank may have all that it needs before another one fails.
     def broken(out, left, right, count):
         raise ZeroDivisionError("a loop failed")
 
@@ -398,12 +401,14 @@ def test_a_plan_that_was_interrupted_does_not_run_again():
     reduction = Reduction(dtype, dtype, Loops(broken), "test", finishes=False)
 
     def job(rank):
-        x, out = np.ones(1000), np.empty(1000)
-        plan = rank.plan("recursive_doubling", "sum", x, out, reduction=reduction)
-        with pytest.raises(ZeroDivisionError, match="a loop failed"):
-            plan.run(x.ctypes.data, out.ctypes.data)
-        assert not plan.usable
-        with pytest.raises(RuntimeError, match="failed"):
-            plan.run(x.ctypes.data, out.ctypes.data)
+        x, out = np.full(2000, rank.rank + 1.0), np.empty(2000)
+        with pytest.raises((ZeroDivisionError, ValueError)) as caught:
+            rank.allreduce(name, "sum", x, out, reduction=None if rank.rank else reduction)
+        rank.allreduce(name, "sum", x, out)
+        assert (out == size * (size + 1) // 2).all()
+        return str(caught.value)
 
-    assert outcomes(2, job) == [None, None]
+    first, *others = run(size, job)
+    assert first == "a loop failed"
+    for text in others:
+        assert "given up" in text

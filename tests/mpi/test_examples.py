@@ -1,0 +1,129 @@
+"""The examples run, say what they promise, and notice when something is wrong."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpccoll
+from hpccoll.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--epochs", "2", "--hidden", "16", "--batch", "200"]
+
+
+def load_example(name):
+    """Import an example by its path; it runs on the ranks that are there already."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def digits():
+    pytest.importorskip("sklearn")
+    return load_example("train_digits")
+
+
+@pytest.mark.limit(180)
+def test_digits_are_learned_and_the_weights_agree(digits, capfd):
+    status = digits.main(["--epochs", "12"])
+    output = capfd.readouterr().out
+    assert status == 0
+    if MPI.COMM_WORLD.rank:
+        assert output == ""
+        return
+    epochs = re.findall(r"^ +(\d+) +(\d+\.\d+) +(\d+\.\d)%$", output, re.MULTILINE)
+    assert [int(epoch) for epoch, _, _ in epochs] == list(range(1, 13))
+    assert float(epochs[-1][1]) < float(epochs[0][1]) / 5
+    assert float(epochs[-1][2]) > 90
+    rows = re.findall(r"^(\w+) +[\d.]+ +\d+% +([\d,]+) B +(\S+)  yes$", output, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(ALGORITHMS)
+    nbytes = 8 * (64 * 64 + 64 + 64 * 10 + 10)
+    for name, sent, difference in rows:
+        simulation = hpccoll.simulate(name, size=MPI.COMM_WORLD.size, nbytes=nbytes, itemsize=8)
+        assert int(sent.replace(",", "")) == max(rank.bytes_sent for rank in simulation.ranks)
+        assert float(difference) < 1e-12
+    assert "weights are the same bytes on all ranks" in output
+    assert output.endswith("all agree\n")
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("batch", ["1", "7"])
+def test_batches_may_be_smaller_than_the_number_of_ranks(digits, capfd, monkeypatch, batch):
+    monkeypatch.setattr(digits, "COMPARED_EPOCHS", 1)
+    monkeypatch.setattr(digits, "TEST_IMAGES", 1797 - 100)
+    assert digits.main([*QUICK[:4], "--batch", batch, "--algorithm", "ring"]) == 0
+    assert MPI.COMM_WORLD.rank or capfd.readouterr().out.endswith("all agree\n")
+
+
+def plain_mean(self, images, labels, factor):
+    """Weigh each image of a shard by the size of the shard: wrong where shards differ."""
+    return backward(self, images, labels, 1 / max(len(labels), 1))
+
+
+def lost_shard(self, images, labels, factor):
+    """Lose what one rank has."""
+    loss = backward(self, images, labels, factor)
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 and factor != 1 / len(labels):
+        self.gradient[:] = 0
+    return loss
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("wrong", [plain_mean, lost_shard])
+def test_a_wrong_gradient_is_noticed(digits, capfd, monkeypatch, wrong):
+    monkeypatch.setitem(globals(), "backward", digits.Network.backward)
+    monkeypatch.setattr(digits.Network, "backward", wrong)
+    monkeypatch.setattr(digits, "COMPARED_EPOCHS", 1)
+    # 1437 = 7 * 200 + 37 images: no number of ranks from 2 to 9 divides 37.
+    assert digits.main(QUICK) == 1
+    output = capfd.readouterr().out
+    assert "all agree" not in output
+    if MPI.COMM_WORLD.rank == 0:
+        assert output.splitlines()[-1].startswith("THE WEIGHTS DIFFER")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(120)
+def test_a_rank_with_other_bytes_is_noticed(digits, capfd, monkeypatch):
+    allreduce = hpccoll.allreduce
+
+    def flipped(x, *args, **options):
+        result = allreduce(x, *args, **options)
+        if options["comm"].rank == options["comm"].size - 1 and options["comm"].size > 1:
+            np.nextafter(options["out"], 2, out=options["out"]) if "out" in options else None
+        return result
+
+    monkeypatch.setattr(hpccoll, "allreduce", flipped)
+    monkeypatch.setattr(digits, "COMPARED_EPOCHS", 1)
+    assert digits.main(QUICK) == 1
+    output = capfd.readouterr().out
+    if MPI.COMM_WORLD.rank == 0:
+        assert "NOT THE SAME" in output
+        assert "  NO\n" in output
+
+
+def test_a_missing_scikit_learn_is_named_once(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert load_example("train_digits").main([]) == 1
+    output = capfd.readouterr()
+    assert output.out == ""
+    wanted = "" if MPI.COMM_WORLD.rank else "pip install scikit-learn"
+    assert wanted in output.err
+    assert bool(output.err) == bool(wanted)
+
+
+@pytest.mark.parametrize("options", [["--batch", "0"], ["--algorithm", "rings"], ["--epochs", "x"]])
+def test_options_that_make_no_sense_are_refused(capfd, options):
+    with pytest.raises(SystemExit) as caught:
+        load_example("train_digits").main(options)
+    assert caught.value.code == 2
+    assert options[0] in capfd.readouterr().err
