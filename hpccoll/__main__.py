@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from hpccoll import __version__
-from hpccoll.algorithms import ALGORITHMS, LEGEND
+from hpccoll.algorithms import COLUMNS, LEGEND, table_rows
 from hpccoll.benchmark.command import bench, size, start_mpi
 from hpccoll.information import launcher_rank
 from hpccoll.simulator import ALPHA, BETA, GAMMA
@@ -39,17 +39,10 @@ def algorithms() -> None:
     # Piped, lines are as long as they need to be; on a terminal, cells wrap.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "what it is for", "steps", "bytes sent per rank", "scratch", "order"):
+    for column in COLUMNS:
         table.add_column(column, no_wrap=column == "name")
-    for entry in ALGORITHMS.values():
-        table.add_row(
-            entry.name,
-            entry.purpose,
-            entry.steps_formula,
-            entry.sent_formula,
-            entry.scratch_formula,
-            "rank order" if entry.ordered else "reordered",
-        )
+    for row in table_rows():
+        table.add_row(*row)
     console.print(table)
     console.print(f"{LEGEND}.", markup=False)
 

@@ -24,7 +24,7 @@ class Loops:
 class Plan:
     """A program bound to memory, requests and loops."""
 
-    call: Any
+    info: Any
     usable: bool
     bytes_sent: int
     bytes_received: int
@@ -44,11 +44,10 @@ class Plan:
         nbytes: int,
         stage_in: int = 0,
         stage_out: int = 0,
-        look_at_tags: bool,
         transport: Any,
         status: Any,
         keep: object,
-        call: Any,
+        info: Any,
     ) -> None: ...
     def run(self, source: int, target: int) -> None: ...
     def free(self) -> None: ...
@@ -65,8 +64,11 @@ class PlanCache:
         on_failure: Callable[[Plan], None],
     ) -> None: ...
     def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
-    def find(self, source: int, target: int, nbytes: int, kind: int, name: str) -> Plan | None: ...
+    def find(
+        self, source: int, target: int, nbytes: int, type_number: int, name: str
+    ) -> Plan | None: ...
     def keep(
-        self, source: int, target: int, nbytes: int, kind: int, name: str, plan: Plan
+        self, source: int, target: int, nbytes: int, type_number: int, name: str, plan: Plan
     ) -> None: ...
+    def close(self) -> None: ...
     def clear(self) -> None: ...

@@ -1,7 +1,7 @@
-"""One door for what the user passed: any array becomes a NumPy array on the same memory.
+"""What the user passed becomes a NumPy array on the same memory.
 
-Nothing is copied here. Two doors lead in: `of_spec` understands mpi4py's buffer forms, `of_array`
-what the functions take (arrays of any library, scalars, buffers).
+Nothing is copied here. There are two ways in: `of_spec` understands mpi4py's buffer forms,
+`of_array` what the functions take (arrays of any library, scalars, buffers).
 """
 
 import numbers

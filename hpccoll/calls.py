@@ -18,9 +18,10 @@ class Call(NamedTuple):
     algorithm : str
         What ran; "native" on that path.
     op, dtype : str
-        The operation and the caller's type.
+        The operation ("other" for one without a name here) and the caller's type.
     count, nbytes : int
-        Elements and bytes of the vector.
+        Elements and bytes of the vector; -1, and `dtype` "unknown", where the MPI library ran the
+        call on a buffer that hpccoll does not understand.
     size : int
         Number of ranks.
     steps : int
@@ -30,13 +31,15 @@ class Call(NamedTuple):
     bytes_sent, bytes_received, bytes_reduced : int
         Counted while they ran; as `hpccoll.simulate` predicts them.
     scratch_bytes : int
-        Memory beside the caller's arrays.
+        Memory for received segments and for wider partial values; without the copies of small
+        vectors and of arrays that had to be packed.
     segment_bytes : int
         Upper limit of a message.
     kernel : str
-        The loops that reduced: a CPU target, or "numpy".
+        The loops that reduced: a CPU target, "numpy", or "native".
     in_place : bool
-        Whether input and output were the same memory.
+        Whether the plan's input and output were the same memory; False for vectors up to 4 KiB,
+        which are copied to memory of the plan.
     """
 
     collective: str
@@ -61,7 +64,7 @@ class Call(NamedTuple):
 
 def call_of(plan: Plan) -> Call:
     """Return what the last run of a plan did."""
-    info: PlanInfo = plan.call
+    info: PlanInfo = plan.info
     task = info.task
     dtype = task.reduction.dtype
     return Call(

@@ -7,6 +7,7 @@ Messages travel on the duplicate, so that they never meet the user's own.
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from mpi4py import MPI
@@ -43,15 +44,16 @@ class Channel:
         private = MPI.Intracomm(comm).Dup()
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._failed = False
+        self._forked = False
         self.rank = private.rank
         self.size = private.size
         self.transport = MpiTransport(private)
         self.memory = Memory()
+        _channels.add(self)
         self.environment: str = private.bcast(selection.from_environment(), root=0)
 
     def plans(self, settings: Settings) -> PlanCache:
@@ -74,10 +76,10 @@ class Channel:
         self, settings: Settings, operation: Operation, task: Task, source: int, target: int
     ) -> Plan:
         """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
-        if os.getpid() != self._process:
+        if self._forked:
             message = (
-                f"{task.collective}: called in a forked child (process {os.getpid()}, MPI was "
-                f"started in {self._process}); MPI cannot be used there"
+                f"{task.call}: called in a forked child (process {os.getpid()}, MPI was started in "
+                f"its parent, {os.getppid()}); MPI cannot be used there"
             )
             raise RuntimeError(message)
         plans = self.plans(settings)
@@ -107,6 +109,12 @@ class Channel:
                 plans.clear()
             self.memory.clear()
 
+    def disown(self) -> None:
+        """Refuse all further calls: this process is a copy of the one that MPI knows."""
+        self._forked = True
+        for plans in self._plans.values():
+            plans.close()
+
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
         for plans in self._plans.values():
@@ -115,6 +123,17 @@ class Channel:
         self.memory.clear()
         if not MPI.Is_finalized():
             self.transport.close()
+
+
+_channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for channel in _channels:
+        channel.disown()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:

@@ -51,10 +51,13 @@ def allreduce(
         The ranks that take part. Messages travel on a private duplicate. An `hpccoll.Comm`
         brings its settings along.
     algorithm : str, optional
-        A name of `hpccoll.algorithms`, or "auto" (by size, bytes and count). Default: what `comm`
-        was made with, else the environment variable ``HPCCOLL_ALGORITHM``, else "auto".
+        A name of `hpccoll.algorithms`, or "auto": what the environment variable
+        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by number of ranks, bytes and count.
+        Default: what `comm` was made with, else "auto".
     segment_bytes : int, optional
-        Upper limit of one message in bytes. Smaller overlaps more and costs more per message.
+        Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
+        256 KiB, more where a chunk would have over 256 segments. Smaller overlaps more and costs
+        more per message.
 
     Returns
     -------
@@ -66,17 +69,22 @@ def allreduce(
     ------
     TypeError
         `x` is no array (a list, an array of objects), lies on a device, or `op` makes no sense on
-        its type.
+        its type; `out` has another type, `comm` is no intracommunicator, or a setting has the
+        wrong type.
     ValueError
-        `out` has another shape; `op` or `algorithm` is unknown, or cannot run this. On the rank
-        that receives a message of the wrong size: ranks passed different counts.
+        `out` has another shape; `op` or `algorithm` is unknown. On all ranks, where they passed
+        different counts, types, operations, algorithms or segment sizes and this showed
+        in a message.
     BufferError
         `out` is read-only.
+    RuntimeError
+        Called in a forked child of a process that used MPI.
 
     Notes
     -----
-    All errors but the last kind are raised before any message leaves. The algorithms and what each
-    costs are in docs/algorithms.md.
+    All errors but that of ranks which disagree are raised before any message leaves. Where an
+    argument is wrong on some ranks only, the others wait for them. The algorithms, what each costs
+    and where they were published are in docs/algorithms.md.
 
     See Also
     --------
@@ -117,16 +125,16 @@ def allreduce(
             if isinstance(out, (bool, int, float, complex, np.generic)):
                 message = f"out is a scalar of type {type(out).__name__}; wanted an array"
                 raise TypeError(message)
-        caller.plan = channel_of(comm).plans(settings).repeat(operand.array, target, operation.name)
-        if caller.plan is None:
-            caller.plan = allreduce_arrays(
+        caller.ran = channel_of(comm).plans(settings).repeat(operand.array, target, operation.name)
+        if caller.ran is None:
+            caller.ran = allreduce_arrays(
                 "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
             )
     return result()  # type: ignore[no-any-return]
 
 
 class Caller:
-    """Adds the call and the rank to the text of an error, and notes the plan that ran.
+    """Adds the call and the rank to the text of an error, and notes what ran.
 
     Parameters
     ----------
@@ -139,17 +147,17 @@ class Caller:
     def __init__(self, name: str, comm: object) -> None:
         self.name = name
         self.comm = comm
-        self.plan: Plan | Call | None = None
+        self.ran: Plan | Call | None = None
 
     def __enter__(self) -> "Caller":
         """Begin the call."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Note the plan, or complete the text of the error."""
+        """Note what ran, or complete the text of the error."""
         if error is None:
-            if self.plan is not None and hasattr(self.comm, "note_call"):
-                self.comm.note_call(self.plan)
+            if self.ran is not None and hasattr(self.comm, "note_call"):
+                self.comm.note_call(self.ran)
         elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
             text = str(error.args[0])
             if not text.startswith(self.name):

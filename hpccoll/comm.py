@@ -1,4 +1,4 @@
-"""`Comm`: an `mpi4py.MPI.Intracomm` whose collectives are hpccoll's. The other door."""
+"""`Comm`: an `mpi4py.MPI.Intracomm` whose `Allreduce` is hpccoll's."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from hpccoll._executor import Plan, PlanCache
 from hpccoll.algorithms import AUTO
 from hpccoll.buffers import flat, is_number
 from hpccoll.calls import Call, call_of
-from hpccoll.channel import channel_of
+from hpccoll.channel import OPERATION_OBJECTS, channel_of
 from hpccoll.collectives import Caller, allreduce_arrays
 from hpccoll.ops import find_operation
 from hpccoll.selection import Settings
 
 
 class Comm(MPI.Intracomm):
-    """A communicator whose collectives run hpccoll's algorithms; a drop-in for mpi4py's.
+    """A communicator whose `Allreduce` runs hpccoll's algorithms; a drop-in for mpi4py's.
 
     It is the same communicator: the same handle, equal to `comm`, with all methods of
     `mpi4py.MPI.Intracomm`. What `hpccoll.Comm` does not implement goes to the MPI library.
@@ -27,9 +27,12 @@ class Comm(MPI.Intracomm):
     comm : mpi4py.MPI.Intracomm, default MPI.COMM_NULL
         The communicator.
     algorithm : str, default "auto"
-        A name of `hpccoll.algorithms`, or "auto". Equal on all ranks.
+        A name of `hpccoll.algorithms`, or "auto": what the environment variable
+        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by number of ranks, bytes and count.
+        Equal on all ranks.
     segment_bytes : int, optional
-        Upper limit of one message, in bytes. Equal on all ranks.
+        Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
+        256 KiB, more where a chunk would have over 256 segments. Equal on all ranks.
 
     Raises
     ------
@@ -62,12 +65,12 @@ class Comm(MPI.Intracomm):
         segment_bytes: int | None = None,
     ) -> "Comm":
         """Wrap a communicator."""
-        if comm is not None and not isinstance(comm, MPI.Intracomm):
-            kind = "an intercommunicator" if isinstance(comm, MPI.Intercomm) else repr(comm)
-            message = f"Comm: comm is {kind}; wanted an mpi4py.MPI.Intracomm"
-            raise TypeError(message)
         settings = Settings(algorithm, segment_bytes)
         with Caller("Comm", comm):
+            if comm is not None and not isinstance(comm, MPI.Intracomm):
+                kind = "an intercommunicator" if isinstance(comm, MPI.Intercomm) else repr(comm)
+                message = f"comm is {kind}; wanted an mpi4py.MPI.Intracomm"
+                raise TypeError(message)
             settings.check()
         self = super().__new__(cls, comm)
         self._settings = settings
@@ -80,7 +83,7 @@ class Comm(MPI.Intracomm):
 
     @property
     def last_call(self) -> Call | None:
-        """What the last call through this object did on this rank; None before the first."""
+        """What the last all-reduce through this object did on this rank; None before the first."""
         last = self._last
         return call_of(last) if isinstance(last, Plan) else last
 
@@ -91,7 +94,7 @@ class Comm(MPI.Intracomm):
     # -- collectives -------------------------------------------------------------------------------
 
     def Allreduce(  # noqa: N802 - mpi4py's name
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM
     ) -> None:
         """Combine a vector from every rank and leave the result on every rank.
 
@@ -116,8 +119,8 @@ class Comm(MPI.Intracomm):
         TypeError
             Types differ, or the operation makes no sense on the type.
         ValueError
-            Counts differ, or the algorithm cannot run this operation. On the rank that receives a
-            message of the wrong size: ranks passed different counts.
+            Counts differ. On all ranks, where they passed different counts, types, operations,
+            algorithms or segment sizes and this showed in a message.
         BufferError
             `recvbuf` is read-only.
 
@@ -149,11 +152,16 @@ class Comm(MPI.Intracomm):
                     message = f"op {op!r} needs arrays of numbers in host memory"
                     raise TypeError(message)
                 super().Allreduce(sendbuf, recvbuf, op)
-                count = -1 if out is None else out.size
-                dtype = "unknown" if out is None else str(out.dtype)
-                nbytes = -1 if out is None else out.nbytes
-                caller.plan = Call(
-                    "allreduce", "native", "native", str(op), dtype, count, nbytes, self.size
+                predefined = [name for known, name in OPERATION_OBJECTS if known is op]
+                caller.ran = Call(
+                    collective="allreduce",
+                    path="native",
+                    algorithm="native",
+                    op=predefined[0] if predefined else "other",
+                    dtype="unknown" if out is None else str(out.dtype),
+                    count=-1 if out is None else out.size,
+                    nbytes=-1 if out is None else out.nbytes,
+                    size=self.size,
                 )
                 return
             if x.size != out.size:
@@ -161,7 +169,7 @@ class Comm(MPI.Intracomm):
                 raise ValueError(message)
             if x.shape != out.shape:
                 x, out = flat(x), flat(out)
-            caller.plan = allreduce_arrays(
+            caller.ran = allreduce_arrays(
                 "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
             )
             self._plans = channel_of(self).plans(self._settings)

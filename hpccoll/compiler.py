@@ -8,7 +8,7 @@ How it is arranged
 ------------------
 * Every range of a message is cut into segments from its start, on both sides alike; a segment
   is one MPI message.
-* Receives are processed in schedule order, and `LOOKAHEAD` of them are posted ahead.
+* Receives are processed in schedule order; at most `LOOKAHEAD` are posted at a time.
 * A send starts as soon as the receives whose elements it passes on are processed, never more than
   `LOOKAHEAD` segments ahead of the receives of its own step (an unbounded burst of large sends
   was measured 2 to 10 times slower on Open MPI) and never more than `LIVE_SENDS` at a time.
@@ -33,7 +33,10 @@ from hpccoll.program import Buffer, Instruction, Message, Opcode, Place, Program
 from hpccoll.schedule import Action, Schedule, Step
 
 LOOKAHEAD = 2
+"""Receives posted at a time, and so places in scratch memory."""
+
 LIVE_SENDS = 8
+"""Sends under way at a time."""
 
 
 def compile_program(
@@ -87,7 +90,6 @@ class _Receive:
     message: Message
     elements: Range
     step: int
-    reduces: bool
     after_receive: int
     """A receive into the result is posted when receives up to this one are processed."""
     process: list[Instruction] = field(default_factory=list)
@@ -131,7 +133,6 @@ class _Compiler:
         self.whole = Range(0, schedule.count)
         # Elements whose local value still stands in the input. Widening moves all of them first.
         self.fresh = RangeSet() if in_place or widen else RangeSet(self.whole)
-        self.untouched = RangeSet(self.whole)
         self.sends: list[_Send] = []
         self.receives: list[_Receive] = []
         self.code: list[Instruction] = []
@@ -145,7 +146,7 @@ class _Compiler:
     def compile(self) -> Program:
         scratch_slot = self.list_messages()
         self.add_finishing()
-        self.schedule_messages()
+        self.order_messages()
         return Program(
             sends=tuple(send.message for send in self.sends),
             receives=tuple(receive.message for receive in self.receives),
@@ -265,7 +266,6 @@ class _Compiler:
                 ),
                 elements,
                 number,
-                action.reduces,
                 after_receive,
                 process,
             )
@@ -289,12 +289,11 @@ class _Compiler:
                 send = sends.pop()
                 if send.message.partial:
                     still_to_come.add(send.elements)
-            if receive.reduces and self.finish:
-                for piece in still_to_come.outside(receive.elements):
-                    receive.process.append(self.finishing(piece))
-            if receive.reduces:
+            if receive.message.partial:
                 for piece in still_to_come.outside(receive.elements):
                     finished.add(piece)
+                    if self.finish:
+                        receive.process.append(self.finishing(piece))
             else:
                 finished.add(receive.elements)
             still_to_come.add(receive.elements)
@@ -315,12 +314,12 @@ class _Compiler:
 
     # -- when it moves: one pass over the receives -------------------------------------------------
 
-    def schedule_messages(self) -> None:
+    def order_messages(self) -> None:
         for index, receive in enumerate(self.receives):
             self.start_receives(index)
             self.start_sends(index, receive)
             self.emit(Opcode.WAIT_RECEIVE, index=index)
-            if receive.reduces:
+            if receive.message.partial:
                 self.wait_for_readers(receive)
             self.code.extend(receive.process)
         self.start_sends(len(self.receives), None)
@@ -332,7 +331,7 @@ class _Compiler:
         while self.started_receives < min(current + LOOKAHEAD, len(self.receives)):
             index = self.started_receives
             receive = self.receives[index]
-            if not receive.reduces:
+            if not receive.message.partial:
                 # It lands in the result: everyone must be done with what stands there.
                 if receive.after_receive >= current:
                     return
@@ -371,7 +370,7 @@ class _Compiler:
 
     def readers(self, receive: _Receive) -> Iterator[int]:
         """List the sends, not yet waited for, that read what `receive` or its reduce writes."""
-        written = self.work if receive.reduces else Buffer.OUTPUT
+        written = self.work if receive.message.partial else Buffer.OUTPUT
         for index in range(self.oldest_live_send(), len(self.sends)):
             send = self.sends[index]
             if send.step > receive.step:

@@ -16,7 +16,7 @@ from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import compile_program
 from hpccoll.program import Buffer, Instruction, Message, Opcode, Place, Program
 from hpccoll.reduction import Reduction
-from hpccoll.transport import Tag, Transport
+from hpccoll.transport import FAILED, Transport, message_tag
 
 SEGMENT_BYTES = 256 << 10
 """Default segment: a quarter of a second-level cache of today, and large enough that the fixed cost
@@ -40,7 +40,7 @@ class Task:
 
     Attributes
     ----------
-    collective : str
+    call : str
         For messages: the call that the user made.
     algorithm : Algorithm
         Whose schedule runs.
@@ -54,7 +54,7 @@ class Task:
         Upper limit of a message; None for the default.
     """
 
-    collective: str
+    call: str
     algorithm: Algorithm
     operation: str
     reduction: Reduction
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Size of the caller's vector."""
+        """Bytes of the caller's vector."""
         return self.count * self.reduction.dtype.itemsize
 
     @property
@@ -75,7 +75,7 @@ class Task:
         """Return the most elements of one message."""
         itemsize = self.reduction.partial_dtype.itemsize
         if self.segment_bytes is None:
-            chunk = self.nbytes // size
+            chunk = self.count // size * itemsize
             wanted = max(SEGMENT_BYTES, -(-chunk // MOST_SEGMENTS))
         else:
             wanted = self.segment_bytes
@@ -108,19 +108,21 @@ class PlanInfo:
             Bytes and tag that came; `got` is None where more came than there was room for.
         """
         wanted = f"{expected} bytes from rank {peer}"
-        if got_tag == Tag.FAILED:
+        if got_tag == FAILED:
             came = "word that it has given up"
         elif got is None:
             came = "more"
         elif got != expected:
             came = f"{got}"
+        elif got_tag ^ tag == 1:
+            came = f"{got}, and another number of messages"
         else:
-            came = f"{got} as the last of a step" if got_tag == Tag.LAST else f"{got} and more"
+            came = f"{got} of another type or for another operation"
         message = (
-            f"{self.task.collective}: expected {wanted}, got {came} "
-            f"(rank {self.rank} of {self.size}, {self.task.count} elements of "
-            f"{self.task.reduction.dtype} here). Ranks passed different counts, types, "
-            "algorithms or segment sizes; the results of this call are not valid"
+            f"{self.task.call}: expected {wanted}, got {came} "
+            f"(rank {self.rank} of {self.size}, {self.task.operation} of {self.task.count} "
+            f"elements of {self.task.reduction.dtype} here). Ranks passed different counts, types, "
+            "operations, algorithms or segment sizes; the results of this call are not valid"
         )
         raise ValueError(message)
 
@@ -251,10 +253,8 @@ def make_plan(
             code.count,
         )
 
-    # Ranks with another count may have more segments or fewer, all of the same size.
-    most = task.segment_count(transport.size)
-    look_at_tags = any(not m.last or m.count == most for m in program.receives)
-    tags = {False: Tag.PART, True: Tag.LAST}
+    operation, dtype = task.operation, reduction.dtype.name
+    tags = {last: message_tag(operation, dtype, last=last) for last in (False, True)}
     sends = []
     for m in program.sends:
         request = transport.send_request(address(m.place), nbytes(m), m.peer, tags[m.last])
@@ -281,9 +281,8 @@ def make_plan(
         nbytes=task.nbytes,
         stage_in=source if task.staged else 0,
         stage_out=target if task.staged else 0,
-        look_at_tags=look_at_tags,
         transport=transport,
         status=transport.new_status(),
         keep=keep,
-        call=info,
+        info=info,
     )

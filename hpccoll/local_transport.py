@@ -4,13 +4,13 @@ import ctypes
 import threading
 from collections import deque
 
-from hpccoll.transport import PATIENCE, Request, Tag
+from hpccoll.transport import FAILED, PATIENCE, Request
 
 Route = tuple[int, int, int]
 """Generation, sender, receiver."""
 
 
-class LocalWorld:
+class LocalRanks:
     """The ranks of one test.
 
     A message moves when both sides have started it (rendezvous), so that a program that leans on
@@ -74,7 +74,7 @@ class LocalRequest:
     """A persistent send or receive between two threads."""
 
     def __init__(
-        self, world: LocalWorld, address: int, nbytes: int, route: Route, tag: int | None
+        self, world: LocalRanks, address: int, nbytes: int, route: Route, tag: int | None
     ) -> None:
         self.world = world
         self.address = address
@@ -108,10 +108,6 @@ class LocalRequest:
             message = f"{self.came} bytes came, room for {self.nbytes}"
             raise LocalTruncationError(message)
 
-    def Test(self, status: LocalStatus | None = None) -> bool:  # noqa: N802 - mpi4py's name
-        """Whether the transfer is complete."""
-        return not self.active
-
     def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
         """Take back a receive that nothing has come for."""
         with self.world.changed:
@@ -124,16 +120,16 @@ class LocalRequest:
 
 
 class LocalTransport:
-    """One rank of a `LocalWorld`."""
+    """One rank of a `LocalRanks`."""
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: LocalRanks, rank: int) -> None:
         self.world = world
         self.rank = rank
         self.size = world.size
         self.byte = None
         self.generation = 0
 
-    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
         route = (self.generation, self.rank, peer)
         return LocalRequest(self.world, address, nbytes, route, tag)
@@ -154,16 +150,16 @@ class LocalTransport:
     def give_up(self, active: list[LocalRequest], status: LocalStatus) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
         silent = {peer for peer in range(self.size) if peer != self.rank}
-        if status.tag == Tag.FAILED:
+        if status.tag == FAILED:
             silent.discard(status.source)
         # Before the others are told: what they send in their next call must not land here.
         for request in active:
             request.Cancel()
-            if request.came_tag == Tag.FAILED:
+            if request.came_tag == FAILED:
                 silent.discard(request.route[1])
         for peer in range(self.size):
             if peer != self.rank:
-                self.send_request(0, 0, peer, Tag.FAILED).Start()
+                self.send_request(0, 0, peer, FAILED).Start()
 
         def all_heard() -> bool:
             for peer in list(silent):
@@ -171,7 +167,7 @@ class LocalTransport:
                 while sends and peer in silent:
                     send = sends.popleft()
                     send.active = False
-                    if send.tag == Tag.FAILED:
+                    if send.tag == FAILED:
                         silent.discard(peer)
             self.world.changed.notify_all()
             return not silent

@@ -2,7 +2,7 @@
 
 An algorithm is a pure function ``schedule(rank, size, count) -> Schedule``. Three things consume
 what it returns, and none of them knows which algorithm made it: the prover (`hpccoll.prover`),
-the simulator (`hpccoll.simulator`) and the engine (`hpccoll.program` and `hpccoll.engine`).
+the simulator (`hpccoll.simulator`) and the engine (`hpccoll.compiler` and `hpccoll.engine`).
 """
 
 import enum

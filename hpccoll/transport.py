@@ -1,12 +1,12 @@
 """What moves bytes between two ranks: MPI point-to-point (in tests: `local_transport`).
 
 A transport makes persistent requests. They have the methods of mpi4py's ``Prequest`` that the
-executor uses: ``Start``, ``Wait``, ``Test``, ``Cancel`` and ``Free``. Messages between two ranks
+executor uses: ``Start``, ``Wait``, ``Cancel`` and ``Free``. Messages between two ranks
 arrive in the order they were started; a receive is told how many bytes came, and with which tag.
 """
 
-import enum
 import time
+import zlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -20,15 +20,24 @@ PATIENCE = 5.0
 """Seconds that a rank whose call failed waits until all others have noticed."""
 
 
-class Tag(enum.IntEnum):
-    """What a message says beside its data; receives take any, and look."""
+FAILED = 1
+"""Tag of a message that says: the sender has given up this call; there is no data."""
 
-    PART = 1
-    """Another message of the same step follows."""
-    LAST = 2
-    """The only or the last message of a step."""
-    FAILED = 3
-    """The sender has given up this call; there is no data."""
+
+def message_tag(operation: str, dtype: str, *, last: bool) -> int:
+    """Return the tag of a message with data; receives take any tag, and look.
+
+    It tells operations and types apart, and whether the message is the last of its step, so that
+    ranks that disagree notice even where their messages have the same size. MPI guarantees tags
+    up to 32767.
+
+    Examples
+    --------
+    >>> tags = {message_tag(op, "int32", last=last) for op in ("sum", "max") for last in (0, 1)}
+    >>> len(tags | {FAILED}), max(tags) < 32768
+    (5, True)
+    """
+    return 2 + 2 * (zlib.crc32(f"{operation} {dtype}".encode()) % 16381) + last
 
 
 class Request(Protocol):
@@ -39,9 +48,6 @@ class Request(Protocol):
 
     def Wait(self, status: Any = None) -> Any:  # noqa: N802 - mpi4py's name
         """Return when the transfer is complete; at once where none was started."""
-
-    def Test(self, status: Any = None) -> bool:  # noqa: N802 - mpi4py's name
-        """Whether the transfer is complete."""
 
     def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
         """Take back a receive that nothing has come for."""
@@ -58,7 +64,7 @@ class Transport(Protocol):
     byte: Any
     """The datatype of a byte, as ``status.Get_count`` takes it."""
 
-    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
 
     def receive_request(self, address: int, nbytes: int, peer: int) -> Request:
@@ -73,7 +79,7 @@ class Transport(Protocol):
     def give_up(self, active: list[Request], status: Any) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send.
 
-        A rank that has failed, or was told so, sends `Tag.FAILED` to every other one and nothing
+        A rank that has failed, or was told so, sends `FAILED` to every other one and nothing
         after it. So when that has come from all, nothing is under way any more.
 
         Parameters
@@ -113,7 +119,7 @@ class MpiTransport:
         self.byte = MPI.BYTE
         self._retired: list[MPI.Intracomm] = []
 
-    def send_request(self, address: int, nbytes: int, peer: int, tag: Tag) -> Request:
+    def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
         memory = self._mpi.buffer.fromaddress(address, nbytes)
         return self.comm.Send_init([memory, nbytes, self.byte], peer, tag)
@@ -138,7 +144,7 @@ class MpiTransport:
         silent = {peer for peer in range(self.size) if peer != self.rank}
 
         def listen(status: "MPI.Status") -> None:
-            if status.tag == Tag.FAILED:
+            if status.tag == FAILED:
                 silent.discard(status.source)
 
         listen(status)
@@ -148,12 +154,12 @@ class MpiTransport:
             if self._wait(request, status) and not status.Is_cancelled():
                 listen(status)
         told = [
-            self.comm.Isend([b"", 0, self.byte], peer, Tag.FAILED)
+            self.comm.Isend([b"", 0, self.byte], peer, FAILED)
             for peer in range(self.size)
             if peer != self.rank
         ]
-        give_up_waiting = time.monotonic() + PATIENCE
-        while silent and time.monotonic() < give_up_waiting:
+        deadline = time.monotonic() + PATIENCE
+        while silent and time.monotonic() < deadline:
             for peer in list(silent):
                 while peer in silent and self.comm.Iprobe(peer, self._mpi.ANY_TAG, status):
                     rubbish = bytearray(status.Get_count(self.byte))

@@ -2,12 +2,12 @@
 """The loop that runs a program, and the table that finds it again.
 
 A `Plan` is a program bound to memory, to persistent requests and to loops. Running it costs the MPI
-calls themselves and little else: no object is made, nothing is looked up, and what the calls of a
-steady state allocate is nothing. `PlanCache` recognises a repeated call by the addresses, the type
+calls themselves and little else: nothing is looked up, and no memory is allocated but the integers
+that receives report. `PlanCache` recognises a repeated call by the addresses, the type
 and the operation of its arrays, without going through Python.
 
-MPI is reached only through the methods ``Start`` and ``Wait`` of the request objects that a
-transport made (mpi4py's, under MPI); this module does not link MPI. Loops are called by their
+MPI is reached only through the methods of the request objects that a transport made (mpi4py's,
+under MPI) and the transport's `give_up`; this module does not link MPI. Loops are called by their
 address (`_kernels.reduce_address` and the like).
 """
 
@@ -169,20 +169,18 @@ cdef class Plan:
     itemsize, partial_itemsize : int
         Bytes per element of the caller's type and of partial values.
     nbytes : int
-        Size of the caller's vector.
+        Bytes of the caller's vector.
     stage_in, stage_out : int
         Addresses that the vector is copied to before, and from after; 0 where the program
         works on the caller's memory itself.
-    look_at_tags : bool
-        Whether a wrong message may have the right size, and shows by its tag only.
     status : object
         Handed to the ``Wait`` of receives; tells how much came, and with which tag.
     transport : Transport
         Of the requests.
     keep : object
         Kept alive with the plan: scratch memory and the like.
-    call : object
-        What `hpccoll.Comm.last_call` is made from; ``call.mismatch(...)`` raises the error of a
+    info : object
+        What `hpccoll.Comm.last_call` is made from; ``info.mismatch(...)`` raises the error of a
         receive that another message came for than was expected.
     """
 
@@ -202,12 +200,11 @@ cdef class Plan:
     cdef object get_count
     cdef object get_tag
     cdef object byte
-    cdef bint look_at_tags
     cdef object transport
     cdef object requests
     cdef object methods
     cdef object keep
-    cdef readonly object call
+    cdef readonly object info
     cdef readonly bint usable
     # What the last run really did.
     cdef readonly int64_t bytes_sent
@@ -217,7 +214,7 @@ cdef class Plan:
     cdef readonly int64_t messages_received
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
-                 nbytes, stage_in=0, stage_out=0, look_at_tags, transport, status, keep, call):
+                 nbytes, stage_in=0, stage_out=0, transport, status, keep, info):
         self.loops = loops
         self.itemsize = itemsize
         self.partial_itemsize = partial_itemsize
@@ -230,7 +227,7 @@ cdef class Plan:
         self.get_tag = status.Get_tag
         self.byte = transport.byte
         self.keep = keep
-        self.call = call
+        self.info = info
         self.usable = True
         self.methods = []
         self.requests = [entry[0] for entry in (*sends, *receives)]
@@ -238,7 +235,6 @@ cdef class Plan:
         self.receive_count = len(receives)
         self.sends = self.bind(sends)
         self.receives = self.bind(receives)
-        self.look_at_tags = look_at_tags
         self.length = len(instructions)
         self.code = <Instruction *> PyMem_Malloc((self.length + 1) * sizeof(Instruction))
         if self.code == NULL:
@@ -334,19 +330,19 @@ cdef class Plan:
 
     cdef int wait_receive(self, Message *message) except -1:
         cdef Py_ssize_t nbytes
+        cdef int tag
         try:
             PyObject_CallOneArg(message.wait, <PyObject *> self.status)
         except Exception as error:
             if not self.transport.is_truncation(error):
                 raise
             message.active = False
-            self.call.mismatch(message.peer, message.nbytes, message.tag, None, message.tag)
+            self.info.mismatch(message.peer, message.nbytes, message.tag, None, message.tag)
         message.active = False
         nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
-        if nbytes != message.nbytes or nbytes == 0 or self.look_at_tags:
-            tag = self.get_tag()
-            if nbytes != message.nbytes or tag != message.tag:
-                self.call.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
+        tag = PyObject_CallNoArgs(<PyObject *> self.get_tag)
+        if nbytes != message.nbytes or tag != message.tag:
+            self.info.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
         self.bytes_received += nbytes
         self.messages_received += 1
         return 0
@@ -375,7 +371,7 @@ cdef struct Entry:
     uintptr_t source
     uintptr_t target
     size_t nbytes
-    int type
+    int type_number
     PyObject *op       # one of the interned operation names
     size_t used        # the cache's clock when it was last used; 0 where the entry is empty
 
@@ -409,6 +405,7 @@ cdef class PlanCache:
     cdef object in_place
     cdef object lock
     cdef object on_failure
+    cdef bint closed
     cdef size_t clock
 
     def __init__(self, operations, in_place, lock, on_failure):
@@ -418,6 +415,7 @@ cdef class PlanCache:
         self.in_place = in_place
         self.lock = lock
         self.on_failure = on_failure
+        self.closed = False
         self.clock = 0
         for k in range(PLANS):
             self.entries[k].op = NULL
@@ -434,13 +432,13 @@ cdef class PlanCache:
                 return NULL
         return self.last_name
 
-    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind,
+    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
                      PyObject *name) noexcept:
         cdef Entry *entry
         cdef int k
         for k in range(PLANS):
             entry = &self.entries[k]
-            if (entry.op == name and entry.nbytes == nbytes and entry.type == kind
+            if (entry.op == name and entry.nbytes == nbytes and entry.type_number == type_number
                     and (entry.target == target or entry.target == 0)
                     and (entry.source == source or entry.source == 0)):
                 self.clock += 1
@@ -458,16 +456,16 @@ cdef class PlanCache:
         cdef uintptr_t source, target
         cdef size_t nbytes
         cdef Plan plan
-        cdef int k, kind
+        cdef int k, type_number
         if not (cnp.PyArray_CheckExact(recvbuf) and cnp.PyArray_ISCARRAY(recvbuf)):
             return None
         target = <uintptr_t> cnp.PyArray_DATA(recvbuf)
         nbytes = cnp.PyArray_NBYTES(recvbuf)
-        kind = cnp.PyArray_TYPE(recvbuf)
+        type_number = cnp.PyArray_TYPE(recvbuf)
         if sendbuf is self.in_place or sendbuf is None:
             source = target
         elif (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)
-                and cnp.PyArray_TYPE(sendbuf) == kind
+                and cnp.PyArray_TYPE(sendbuf) == type_number
                 and <size_t> cnp.PyArray_NBYTES(sendbuf) == nbytes):
             source = <uintptr_t> cnp.PyArray_DATA(sendbuf)
             if source != target and source < target + nbytes and target < source + nbytes:
@@ -475,9 +473,9 @@ cdef class PlanCache:
         else:
             return None
         name = self.name_of(op)
-        if name == NULL:
+        if name == NULL or self.closed:
             return None
-        k = self.look_up(source, target, nbytes, kind, name)
+        k = self.look_up(source, target, nbytes, type_number, name)
         if k < 0:
             return None
         plan = self.plans[k]
@@ -491,19 +489,19 @@ cdef class PlanCache:
                 raise
         return plan
 
-    def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name):
+    def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number, str name):
         """Return the plan kept for these addresses, size, type number and operation, or None."""
-        cdef int k = self.look_up(source, target, nbytes, kind, <PyObject *> name)
+        cdef int k = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
         return self.plans[k] if k >= 0 and self.plans[k].usable else None
 
-    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int kind, str name,
-             Plan plan):
+    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
+             str name, Plan plan):
         """Keep a plan; address 0 stands for any (a plan that stages its data).
 
         `name` must be the very string object of the operation table.
         """
         cdef int k
-        cdef int oldest = self.look_up(source, target, nbytes, kind, <PyObject *> name)
+        cdef int oldest = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
         if oldest < 0:
             oldest = 0
             for k in range(PLANS):
@@ -511,10 +509,16 @@ cdef class PlanCache:
                     oldest = k
         old = self.plans[oldest]
         self.clock += 1
-        self.entries[oldest] = Entry(source, target, nbytes, kind, <PyObject *> name, self.clock)
+        self.entries[oldest] = Entry(
+            source, target, nbytes, type_number, <PyObject *> name, self.clock
+        )
         self.plans[oldest] = plan
         if old is not None:
             old.free()
+
+    def close(self):
+        """Repeat no call any more, and leave all plans as they are."""
+        self.closed = True
 
     def clear(self):
         """Free all plans."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpccoll.algorithms import find
 from hpccoll.engine import Memory, Task, make_plan
-from hpccoll.local_transport import LocalTransport, LocalWorld
+from hpccoll.local_transport import LocalRanks, LocalTransport
 from hpccoll.ops import OPERATIONS
 from hpccoll.reduction import Reduction, find_reduction
 
@@ -16,7 +16,7 @@ from hpccoll.reduction import Reduction, find_reduction
 class CountingTransport(LocalTransport):
     """Remembers the size of every request that it made."""
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: LocalRanks, rank: int) -> None:
         super().__init__(world, rank)
         self.sends: list[int] = []
         self.receives: list[int] = []
@@ -33,7 +33,7 @@ class CountingTransport(LocalTransport):
 class Rank:
     """One rank: makes plans as a channel does, with memory and a transport that last."""
 
-    def __init__(self, world: LocalWorld, rank: int) -> None:
+    def __init__(self, world: LocalRanks, rank: int) -> None:
         self.rank = rank
         self.size = world.size
         self.transport = CountingTransport(world, rank)
@@ -70,7 +70,7 @@ class Rank:
 
 def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 10.0) -> list[Any]:
     """Run ``job(rank)`` on that many ranks; return what each returned, or its exception."""
-    world = LocalWorld(size, time_limit)
+    world = LocalRanks(size, time_limit)
     results: list[Any] = [None] * size
 
     def work(number: int) -> None:

@@ -224,54 +224,51 @@ def algorithms(collective: str = "allreduce") -> tuple[Algorithm, ...]:
     return tuple(ALGORITHMS.values())
 
 
-def find(name: str, *, commutative: bool = True, auto: bool = True) -> Algorithm:
+def find(name: str, *, auto: bool = True) -> Algorithm:
     """Return the algorithm of that name.
 
     Parameters
     ----------
     name : str
         A name of the registry. ``"auto"`` is none: the caller chooses before it asks.
-    commutative : bool
-        Whether the operation commutes; if not, algorithms that reorder operands are refused.
     auto : bool
         Whether the caller also takes ``"auto"``, so that it belongs among the choices.
 
     Raises
     ------
     ValueError
-        If there is none, or if it reorders the operands of an operation that does not commute.
-        The text names what came and all choices.
+        If there is none. The text names what came and all choices.
     """
-    fitting = [entry.name for entry in _ENTRIES if commutative or entry.ordered]
-    choices = ", ".join([AUTO, *fitting] if auto and name != AUTO else fitting)
+    names = list(ALGORITHMS)
+    choices = ", ".join([AUTO, *names] if auto and name != AUTO else names)
     algorithm = ALGORITHMS.get(name) if isinstance(name, str) else None
     if algorithm is None:
         raise ValueError(f"unknown algorithm {name!r}; choose from {choices}")
-    if name not in fitting:
-        raise ValueError(
-            f"{name!r} reorders operands and the operation is not commutative; "
-            f"choose from {choices}"
-        )
     return algorithm
+
+
+COLUMNS = ("name", "what it is for", "steps", "bytes sent per rank", "scratch", "operand order")
+"""What `table_rows` tells of each algorithm."""
+
+
+def table_rows() -> list[tuple[str, ...]]:
+    """Return a row of `COLUMNS` per algorithm."""
+    return [
+        (
+            entry.name,
+            entry.purpose,
+            entry.steps_formula,
+            entry.sent_formula,
+            entry.scratch_formula,
+            "rank order" if entry.ordered else "reordered",
+        )
+        for entry in _ENTRIES
+    ]
 
 
 def table() -> str:
     """Return the algorithms as a Markdown table, with the legend of its formulas below."""
-    rows = [
-        ("name", "what it is for", "steps", "bytes sent per rank", "scratch", "operand order"),
-        ("---",) * 6,
-    ]
-    for entry in _ENTRIES:
-        order = "rank order" if entry.ordered else "reordered"
-        rows.append(
-            (
-                f"`{entry.name}`",
-                entry.purpose,
-                entry.steps_formula,
-                entry.sent_formula,
-                entry.scratch_formula,
-                order,
-            )
-        )
+    rows = [COLUMNS, ("---",) * len(COLUMNS)]
+    rows += [(f"`{name}`", *rest) for name, *rest in table_rows()]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", LEGEND + ".", ""])

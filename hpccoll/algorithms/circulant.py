@@ -46,7 +46,7 @@ from hpccoll.schedule import Action, Schedule, ScheduleBuilder
 def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     chunk = chunks(count, size)
-    plan = ScheduleBuilder(rank, size, count)
+    steps = ScheduleBuilder(rank, size, count)
 
     def relative(first: int, stop: int) -> list[Range]:
         """Chunks `first` to ``stop - 1``, counted from this rank's own; two ranges if they wrap."""
@@ -62,9 +62,9 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     for skip, wider in hops:
         to, source = (rank + skip) % size, (rank - skip) % size
         far, near = relative(skip, wider), relative(0, wider - skip)
-        plan.exchange(to, far, source, near, Action.REDUCE_LEFT)
+        steps.exchange(to, far, source, near, Action.REDUCE_LEFT)
     for skip, wider in reversed(hops):
         to, source = (rank - skip) % size, (rank + skip) % size
         near, far = relative(0, wider - skip), relative(skip, wider)
-        plan.exchange(to, near, source, far, Action.COPY)
-    return plan.finish()
+        steps.exchange(to, near, source, far, Action.COPY)
+    return steps.finish()

@@ -45,13 +45,13 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     whole = [Range(0, count)]
     others = [peer for peer in range(size) if peer != ROOT]
-    plan = ScheduleBuilder(rank, size, count)
+    steps = ScheduleBuilder(rank, size, count)
     if rank == ROOT:
         for peer in others:
-            plan.receive(peer, whole, Action.REDUCE_RIGHT)
+            steps.receive(peer, whole, Action.REDUCE_RIGHT)
         for peer in others:
-            plan.send(peer, whole, Action.COPY)
+            steps.send(peer, whole, Action.COPY)
     else:
-        plan.send(ROOT, whole, Action.REDUCE_RIGHT)
-        plan.receive(ROOT, whole, Action.COPY)
-    return plan.finish()
+        steps.send(ROOT, whole, Action.REDUCE_RIGHT)
+        steps.receive(ROOT, whole, Action.COPY)
+    return steps.finish()

@@ -53,13 +53,13 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     window = Range(0, count)
     fold = Fold(size)
-    plan = ScheduleBuilder(rank, size, count)
+    steps = ScheduleBuilder(rank, size, count)
     if fold.is_extra(rank):
-        plan.send(rank - 1, [window], Action.REDUCE_RIGHT)
-        plan.receive(rank - 1, [window], Action.COPY)
-        return plan.finish()
+        steps.send(rank - 1, [window], Action.REDUCE_RIGHT)
+        steps.receive(rank - 1, [window], Action.COPY)
+        return steps.finish()
     if fold.is_proxy(rank):
-        plan.receive(rank + 1, [window], Action.REDUCE_RIGHT)
+        steps.receive(rank + 1, [window], Action.REDUCE_RIGHT)
     halvings = []
     for partner in fold.partners(rank):
         middle = (window.start + window.stop) // 2
@@ -68,11 +68,11 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
         if partner < rank:
             keep, give = give, keep
             side = Action.REDUCE_LEFT
-        plan.exchange(partner, [give], partner, [keep], side)
+        steps.exchange(partner, [give], partner, [keep], side)
         halvings.append((partner, keep, give))
         window = keep
     for partner, kept, given in reversed(halvings):
-        plan.exchange(partner, [kept], partner, [given], Action.COPY)
+        steps.exchange(partner, [kept], partner, [given], Action.COPY)
     if fold.is_proxy(rank):
-        plan.send(rank + 1, [Range(0, count)], Action.COPY)
-    return plan.finish()
+        steps.send(rank + 1, [Range(0, count)], Action.COPY)
+    return steps.finish()

@@ -46,16 +46,16 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     whole = [Range(0, count)]
     fold = Fold(size)
-    plan = ScheduleBuilder(rank, size, count)
+    steps = ScheduleBuilder(rank, size, count)
     if fold.is_extra(rank):
-        plan.send(rank - 1, whole, Action.REDUCE_RIGHT)
-        plan.receive(rank - 1, whole, Action.COPY)
-        return plan.finish()
+        steps.send(rank - 1, whole, Action.REDUCE_RIGHT)
+        steps.receive(rank - 1, whole, Action.COPY)
+        return steps.finish()
     if fold.is_proxy(rank):
-        plan.receive(rank + 1, whole, Action.REDUCE_RIGHT)
+        steps.receive(rank + 1, whole, Action.REDUCE_RIGHT)
     for partner in fold.partners(rank):
         side = Action.REDUCE_LEFT if partner < rank else Action.REDUCE_RIGHT
-        plan.exchange(partner, whole, partner, whole, side)
+        steps.exchange(partner, whole, partner, whole, side)
     if fold.is_proxy(rank):
-        plan.send(rank + 1, whole, Action.COPY)
-    return plan.finish()
+        steps.send(rank + 1, whole, Action.COPY)
+    return steps.finish()

@@ -48,11 +48,11 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     right, left = (rank + 1) % size, (rank - 1) % size
     chunk = [(part,) for part in chunks(count, size)]
-    plan = ScheduleBuilder(rank, size, count)
+    steps = ScheduleBuilder(rank, size, count)
     for step in range(size - 1):
         sent, received = (rank - 1 - step) % size, (rank - 2 - step) % size
-        plan.exchange(right, chunk[sent], left, chunk[received], Action.REDUCE_LEFT)
+        steps.exchange(right, chunk[sent], left, chunk[received], Action.REDUCE_LEFT)
     for step in range(size - 1):
         sent, received = (rank - step) % size, (rank - 1 - step) % size
-        plan.exchange(right, chunk[sent], left, chunk[received], Action.COPY)
-    return plan.finish()
+        steps.exchange(right, chunk[sent], left, chunk[received], Action.COPY)
+    return steps.finish()

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from hpccoll.benchmark.data import Vectors
 from hpccoll.benchmark.options import Options
 
-Call = Callable[[], object]
+Contestant = Callable[[], object]
 Times = npt.NDArray[np.float64]
 
 BATCH_SECONDS = 5e-3
@@ -55,7 +55,7 @@ class Timing:
 
 
 def measure(
-    comm: MPI.Intracomm, calls: Sequence[Call], vectors: Vectors, options: Options
+    comm: MPI.Intracomm, calls: Sequence[Contestant], vectors: Vectors, options: Options
 ) -> Timing:
     """Time calls. Collective.
 
@@ -121,7 +121,7 @@ def _agree(loop: "_Loop", options: Options) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True)
 class _Loop:
     comm: MPI.Intracomm
-    calls: Sequence[Call]
+    calls: Sequence[Contestant]
     vectors: Vectors
 
     def round(self, number: int, turn: int, seconds: Times) -> None:
@@ -151,7 +151,7 @@ class _Loop:
         return order[::-1] if turn % 2 else order
 
 
-def _timed(call: Call, number: int) -> float:
+def _timed(call: Contestant, number: int) -> float:
     started = perf_counter()
     for _ in repeat(None, number):
         call()

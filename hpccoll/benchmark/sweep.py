@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.data import Vectors
-from hpccoll.benchmark.measure import Call, measure
+from hpccoll.benchmark.measure import Contestant, measure
 from hpccoll.benchmark.options import NATIVE, Case, Options
-from hpccoll.calls import Call as LastCall
+from hpccoll.calls import Call
 from hpccoll.comm import Comm
 from hpccoll.ops import OPERATIONS
 
@@ -71,9 +71,9 @@ class Row:
 @dataclass(slots=True)
 class _Candidate:
     name: str
-    call: Call | None
+    call: Contestant | None
     """None where it cannot be called; `why` says why."""
-    last_call: Callable[[], LastCall | None] = lambda: None
+    last_call: Callable[[], Call | None] = lambda: None
     why: str = ""
     wrong: int = 0
 

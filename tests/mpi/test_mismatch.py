@@ -33,7 +33,9 @@ def test_a_rank_with_another_count(algorithm: str, odd_one: str, counts: tuple[i
     x = np.full(count, comm.rank, np.float32)
     with pytest.raises(ValueError, match=r"Allreduce: expected \d+ bytes from rank \d+, got") as e:
         comm.Allreduce(x, np.empty_like(x))
-    assert f"(rank {comm.rank} of {comm.size}, {count} elements of float32 here)" in str(e.value)
+    assert f"(rank {comm.rank} of {comm.size}, sum of {count} elements of float32 here)" in str(
+        e.value
+    )
     np.testing.assert_array_equal(x, np.full(count, comm.rank))
     # Somebody saw both numbers; a rank that was only told so says that.
     texts = comm.allgather(str(e.value))
@@ -54,6 +56,21 @@ def test_the_text_names_both_sizes() -> None:
         with pytest.raises(ValueError, match=f"allreduce: {wanted} "):
             hpccoll.allreduce(x, comm=comm, algorithm="recursive_doubling")
     comm.Free()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("what", ["type", "operation"])
+def test_messages_of_the_same_size(algorithm: str, what: str) -> None:
+    comm = MPI.COMM_WORLD
+    for count in (100, 30000):
+        odd = comm.rank == comm.size - 1
+        x = np.ones(count, np.int32 if odd and what == "type" else np.float32)
+        op = "max" if odd and what == "operation" else "sum"
+        with pytest.raises(ValueError, match=r"of another type or for another operation|given up"):
+            hpccoll.allreduce(x, op, comm=comm, algorithm=algorithm)
+        y = np.full(count, comm.rank + 1.0)
+        hpccoll.allreduce(y, out=y, comm=comm, algorithm=algorithm)
+        assert (y == comm.size * (comm.size + 1) // 2).all()
 
 
 def test_types_of_another_size() -> None:

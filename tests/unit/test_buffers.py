@@ -156,7 +156,7 @@ def test_a_mapped_file_is_taken_and_left_alone(tmp_path):
 
 def test_masked_arrays_are_refused():
     x = np.ma.masked_less(numbered(SHAPE), 3)
-    with pytest.raises(TypeError, match="x is a masked array.*filled"):
+    with pytest.raises(TypeError, match=r"x is a masked array.*filled"):
         buffers.of_array("x", x)
 
 

@@ -194,7 +194,7 @@ def test_what_travels_is_what_the_simulator_says(name, size):
         for dtype, count, segment_bytes in cases:
             x = np.ones(count, dtype)
             plan = rank.allreduce(name, "sum", x, np.empty_like(x), segment_bytes)
-            yield plan.bytes_sent, plan.bytes_received, plan.bytes_reduced, plan.call.steps
+            yield plan.bytes_sent, plan.bytes_received, plan.bytes_reduced, plan.info.steps
 
     counted = run(size, lambda rank: list(job(rank)))
     for number, (dtype, count, segment_bytes) in enumerate(cases):
@@ -272,9 +272,9 @@ def test_scratch_memory_is_a_part_of_the_vector_or_two_segments(name, share, siz
             plan = rank.plan(name, "sum", x, out, segment_bytes)
             # One segment arrives while another is reduced.
             largest = min(nbytes // share(size), segment_bytes or SEGMENT_BYTES)
-            assert plan.call.scratch_bytes <= 2 * max(largest, SEGMENT_BYTES)
+            assert plan.info.scratch_bytes <= 2 * max(largest, SEGMENT_BYTES)
             if segment_bytes and segment_bytes < SEGMENT_BYTES:
-                assert plan.call.scratch_bytes <= 2 * segment_bytes
+                assert plan.info.scratch_bytes <= 2 * segment_bytes
 
     run(size, job)
 
@@ -286,7 +286,7 @@ def test_only_half_types_need_memory_for_partial_results(size):
         for dtype, work in (("float32", 0), ("float16", 4000), (ml_dtypes.bfloat16, 4000)):
             x = np.ones(1000, dtype)
             plan = rank.allreduce("ring", "sum", x, np.empty_like(x), 64)
-            assert plan.call.scratch_bytes == work + scratch
+            assert plan.info.scratch_bytes == work + scratch
 
     run(size, job)
 

@@ -17,7 +17,9 @@ BLOCK_MPI = "import sys; sys.modules['mpi4py.MPI'] = None; sys.modules['mpi4py']
 def python(code):
     """Run code in a fresh interpreter, where warnings are errors, and return what it prints."""
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.strip()
@@ -83,7 +85,7 @@ def test_each_public_name_is_there_and_stays_the_same_object(name):
 
 
 def test_the_function_is_not_hidden_by_the_package_of_its_name():
-    # hpccoll.algorithms is a function and a package; importing from the one must not cover the other.
+    # hpccoll.algorithms is a function and a package; one must not cover the other.
     code = (
         "import hpccoll\n"
         "import hpccoll.collectives, hpccoll.algorithms.ring\n"

@@ -37,8 +37,8 @@ def check(errors):
 
 def test_the_error_names_both_sizes_and_both_ranks():
     zero, one = call([100, 50], "recursive_doubling")
-    assert "expected 400 bytes from rank 1, got 200 (rank 0 of 2, 100 elements" in str(zero)
-    assert "expected 200 bytes from rank 0, got 400 (rank 1 of 2, 50 elements" in str(one)
+    assert "expected 400 bytes from rank 1, got 200 (rank 0 of 2, sum of 100 elements" in str(zero)
+    assert "expected 200 bytes from rank 0, got 400 (rank 1 of 2, sum of 50 elements" in str(one)
 
 
 @pytest.mark.parametrize("odd", ["first", "second", "last"])

@@ -67,7 +67,7 @@ def test_an_unknown_name_is_refused_and_the_known_ones_are_listed(name):
 
 
 def test_the_null_operation_is_refused():
-    with pytest.raises(ValueError, match="op is MPI.OP_NULL"):
+    with pytest.raises(ValueError, match=r"op is MPI\.OP_NULL"):
         find_operation(MPI.OP_NULL)
 
 
@@ -95,7 +95,11 @@ def test_what_has_a_meaning_is_allowed_and_nothing_else(op, dtype):
         ("sum", "bool", r"use 'lor' \(any\), 'land' \(all\)"),
         ("mean", "bool", r"use 'lor' \(any\), 'land' \(all\)"),
         ("prod", "bool", "use 'land'"),
-        ("mean", "int32", "convert to a floating type, or use 'sum'.*floating types, complex types$"),
+        (
+            "mean",
+            "int32",
+            "convert to a floating type, or use 'sum'.*floating types, complex types$",
+        ),
         ("mean", "uint8", "convert to a floating type, or use 'sum'"),
         ("min", "complex64", "complex numbers have no order"),
         ("max", "complex128", "complex numbers have no order"),

@@ -60,7 +60,9 @@ def test_the_environment_stands_in_for_auto():
 
 
 def test_an_unknown_name_in_the_environment_is_refused():
-    with pytest.raises(ValueError, match="HPCCOLL_ALGORITHM: unknown algorithm 'rings'; choose") as e:
+    with pytest.raises(
+        ValueError, match="HPCCOLL_ALGORITHM: unknown algorithm 'rings'; choose"
+    ) as e:
         choose(Settings(), "rings", size=4, nbytes=8, count=1)
     assert all(name in str(e.value) for name in [*NAMES, "auto"])
 
@@ -70,7 +72,8 @@ def test_an_argument_goes_before_an_unknown_name_in_the_environment():
 
 
 @pytest.mark.parametrize(
-    ("value", "read"), [("ring", "ring"), (" ring\n", "ring"), ("", ""), ("  ", ""), ("auto", "auto")]
+    ("value", "read"),
+    [("ring", "ring"), (" ring\n", "ring"), ("", ""), ("  ", ""), ("auto", "auto")],
 )
 def test_the_environment_is_read_when_asked_for(monkeypatch, value, read):
     monkeypatch.setenv(selection.VARIABLE, value)
@@ -101,13 +104,15 @@ def test_settings_that_can_be_used(name, segment_bytes):
 
 @pytest.mark.parametrize("segment_bytes", [0, -1, -(1 << 40)])
 def test_a_segment_without_room_is_refused(segment_bytes):
-    with pytest.raises(ValueError, match=f"segment_bytes is {segment_bytes}; wanted a positive int"):
+    with pytest.raises(
+        ValueError, match=f"segment_bytes is {segment_bytes}; wanted a positive int"
+    ):
         Settings("ring", segment_bytes).check()
 
 
 @pytest.mark.parametrize("segment_bytes", [4096.0, "4K", True, False, [4096], np.float64(4096)])
 def test_a_segment_size_that_is_no_integer_is_refused(segment_bytes):
-    with pytest.raises(TypeError, match="segment_bytes is .* of type .*; wanted a positive int"):
+    with pytest.raises(TypeError, match=r"segment_bytes is .* of type .*; wanted a positive int"):
         Settings("ring", segment_bytes).check()
 
 
