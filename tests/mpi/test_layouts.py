@@ -137,6 +137,16 @@ def test_comm_allreduce_pairs_arrays_of_other_shapes_by_index(comm, layout):
             out.check_gaps()
 
 
+def test_comm_allreduce_in_place_may_name_the_memory_by_another_shape(comm):
+    comm = hpccoll.Comm(comm)
+    for shape, out_shape in [((3, 4), (12,)), ((41, 37), (37, 41))]:
+        x = mine(comm, shape)
+        for _ in range(2):
+            x[...] = mine(comm, shape)
+            comm.Allreduce(x, x.reshape(out_shape))
+            np.testing.assert_array_equal(x, total(comm, shape))
+
+
 def overlapping(kind, n, size):
     """Return two arrays of n * n elements that share memory, in a way that is not "in place"."""
     memory = np.full(4 * n * n, -1.0)

@@ -1,6 +1,7 @@
 """Calls beside other things that go on: user messages, threads, the environment, many plans."""
 
 import functools
+import os
 import threading
 import time
 import tracemalloc
@@ -253,6 +254,36 @@ def test_threads_may_use_communicators_of_their_own(comm):
     in_threads([lambda: job(comms[0], "ring"), lambda: job(comms[1], "circulant")])
     for duplicate in comms:
         duplicate.Free()
+
+
+# Processes.
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("count", [10, 5000])
+def test_a_forked_child_is_told_that_it_cannot_call(count, kept):
+    # On a communicator of one rank, where a call that should not run does no harm.
+    comm = hpccoll.Comm(MPI.COMM_SELF).Dup()
+    x = np.ones(count)
+    hpccoll.allreduce(0, comm=comm)
+    if kept:  # a plan of the parent
+        comm.Allreduce(MPI.IN_PLACE, x)
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (
+                lambda: comm.Allreduce(MPI.IN_PLACE, x),
+                lambda: hpccoll.allreduce(x, out=x, comm=comm),
+            ):
+                with pytest.raises(RuntimeError, match="forked child"):
+                    call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    comm.Allreduce(MPI.IN_PLACE, x)
+    comm.Free()
 
 
 # The environment.
