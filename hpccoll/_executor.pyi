@@ -56,6 +56,8 @@ class Plan:
 class PlanCache:
     """The plans of one communicator and one set of settings."""
 
+    closed: bool
+
     def __init__(
         self,
         operations: Iterable[tuple[object, str]],
@@ -70,5 +72,4 @@ class PlanCache:
     def keep(
         self, source: int, target: int, nbytes: int, type_number: int, name: str, plan: Plan
     ) -> None: ...
-    def close(self) -> None: ...
     def clear(self) -> None: ...

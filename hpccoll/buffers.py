@@ -79,10 +79,12 @@ def of_spec(spec: object) -> Array | None:
         An array on the same memory; None where the form is for the MPI library to understand
         (a derived datatype, device memory, an address without an object).
     """
-    if not isinstance(spec, (list, tuple)):
-        return _of_buffer(spec)
     from mpi4py import MPI
 
+    if isinstance(spec, (MPI.InPlaceType, MPI.BottomType)):
+        return None
+    if not isinstance(spec, (list, tuple)):
+        return _of_buffer(spec)
     datatype: MPI.Datatype | None = None
     rest = list(spec)
     if not 2 <= len(rest) <= 4:
@@ -114,7 +116,13 @@ def of_spec(spec: object) -> Array | None:
     count, displacement = (*rest, None, None)[:2]
     start = int(displacement or 0)
     stop = array.size if count is None else start + int(count)
-    if rest and not 0 <= start <= stop <= array.size:
+    if rest and 0 <= start <= stop and array.size < stop:
+        message = (
+            f"the buffer holds {array.size} elements of {array.dtype}, and {stop - start} from "
+            f"element {start} on are asked for"
+        )
+        raise ValueError(message)
+    if rest and not 0 <= start <= stop:
         return None
     return array[start:stop] if rest else array
 
@@ -124,14 +132,20 @@ def is_number(dtype: np.dtype[Any]) -> bool:
     return kind_of(dtype) in "biufcmM"
 
 
-def flat(x: Array) -> Array:
-    """Return the elements in index order, in one dimension: a view wherever there is one."""
-    return x if x.ndim == 1 else x.reshape(-1)
-
-
 def is_plain(x: Array) -> bool:
     """Whether the elements lie in C order without gaps, aligned and in native byte order."""
     return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+
+
+def overlaps_itself(x: Array) -> bool:
+    """Whether two elements may lie at one address, as in a broadcast array."""
+    reach = x.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True)):
+        if length > 1:
+            if stride < reach:
+                return x.size > 0
+            reach = stride * (length - 1) + reach
+    return False
 
 
 def same_memory(x: Array, y: Array) -> bool:

@@ -83,7 +83,7 @@ def call_of(plan: Plan) -> Call:
         bytes_received=plan.bytes_received,
         bytes_reduced=plan.bytes_reduced,
         scratch_bytes=info.scratch_bytes,
-        segment_bytes=task.segment_count(info.size) * task.reduction.partial_dtype.itemsize,
+        segment_bytes=task.segment_count * task.reduction.partial_dtype.itemsize,
         kernel=task.reduction.kernel,
         in_place=info.in_place,
     )

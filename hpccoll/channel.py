@@ -27,6 +27,10 @@ OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
 )
 
 
+MOST_SETTINGS = 64
+"""When there are more sets of settings than this, the plans of all are made anew."""
+
+
 class Channel:
     """Private state of one communicator. Use `channel_of`, which makes or finds it.
 
@@ -38,16 +42,18 @@ class Channel:
         ``HPCCOLL_ALGORITHM`` as rank 0 has it.
     memory : Memory
         Scratch memory of all plans.
+    lock : threading.RLock
+        Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         private = MPI.Intracomm(comm).Dup()
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
-        self._failed = False
+        self._unsettled = False
         self._forked = False
         self.rank = private.rank
         self.size = private.size
@@ -60,7 +66,10 @@ class Channel:
         """Return the plans made with these settings."""
         found = self._plans.get(settings)
         if found is None:
-            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self._lock, self._after_failure)
+            if len(self._plans) >= MOST_SETTINGS:
+                for plans in self._plans.values():
+                    plans.clear()
+            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self.lock, self._after_failure)
             self._plans[settings] = found
         return found
 
@@ -85,13 +94,14 @@ class Channel:
         plans = self.plans(settings)
         where = (0, 0) if task.staged else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, operation.name)
-        with self._lock:
-            if self._failed:
-                # All ranks were told of the failure, and all come here with their next call.
-                self.transport.renew()
-                self._failed = False
+        with self.lock:
+            if self._unsettled:
+                self.transport.settle()
+                self._unsettled = False
+                self._open_plans(True)
             plan = plans.find(*key)
-            if plan is None:
+            # One type number stands for all units of times and durations.
+            if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
                 plan = make_plan(self.transport, self.memory, task, *where)
                 plans.keep(*key, plan)
             try:
@@ -102,18 +112,19 @@ class Channel:
         return plan
 
     def _after_failure(self, plan: Plan) -> None:
-        """Let go of plans and memory where messages may still be under way to them."""
+        """Note that messages of a failed call may still be under way."""
         if not plan.usable:
-            self._failed = True
-            for plans in self._plans.values():
-                plans.clear()
-            self.memory.clear()
+            self._unsettled = True
+            self._open_plans(False)
+
+    def _open_plans(self, opened: bool) -> None:
+        for plans in self._plans.values():
+            plans.closed = not opened
 
     def disown(self) -> None:
         """Refuse all further calls: this process is a copy of the one that MPI knows."""
         self._forked = True
-        for plans in self._plans.values():
-            plans.close()
+        self._open_plans(False)
 
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
@@ -125,6 +136,7 @@ class Channel:
             self.transport.close()
 
 
+_creation = threading.Lock()
 _channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
 
 
@@ -149,11 +161,12 @@ _keyval = MPI.KEYVAL_INVALID
 def channel_of(comm: MPI.Intracomm) -> Channel:
     """Return the channel of a communicator; the first call on it is collective."""
     global _keyval
-    if _keyval == MPI.KEYVAL_INVALID:
-        # Without a copy function, a duplicate of the communicator starts without a channel.
-        _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
-    channel = comm.Get_attr(_keyval)
-    if not isinstance(channel, Channel):
-        channel = Channel(comm)
-        comm.Set_attr(_keyval, channel)
+    with _creation:
+        if _keyval == MPI.KEYVAL_INVALID:
+            # Without a copy function, a duplicate of the communicator starts without a channel.
+            _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
+        channel = comm.Get_attr(_keyval)
+        if not isinstance(channel, Channel):
+            channel = Channel(comm)
+            comm.Set_attr(_keyval, channel)
     return channel

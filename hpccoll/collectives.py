@@ -11,7 +11,7 @@ from hpccoll.buffers import Array
 from hpccoll.calls import Call
 from hpccoll.channel import Channel, channel_of
 from hpccoll.engine import Task
-from hpccoll.ops import Operation, find_operation
+from hpccoll.ops import Operation, check_type, find_operation
 from hpccoll.selection import Settings
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def allreduce(
         Default: what `comm` was made with, else "auto".
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        256 KiB, more where a chunk would have over 256 segments. Smaller overlaps more and costs
+        512 KiB. Smaller overlaps more and costs
         more per message.
 
     Returns
@@ -104,6 +104,9 @@ def allreduce(
         if not isinstance(comm, MPI.Comm):
             message = f"comm is of type {type(comm).__name__}; wanted an mpi4py.MPI.Intracomm"
             raise TypeError(message)
+        if comm == MPI.COMM_NULL:
+            message = "comm is MPI.COMM_NULL; wanted a communicator (it may have been freed)"
+            raise ValueError(message)
         if comm.is_inter:
             message = "comm is an intercommunicator; wanted an intracommunicator"
             raise TypeError(message)
@@ -117,6 +120,9 @@ def allreduce(
             base.segment_bytes if segment_bytes is None else segment_bytes,
         )
         settings.check()
+        if x is MPI.IN_PLACE:
+            message = "x is MPI.IN_PLACE; in place is allreduce(x, out=x)"
+            raise TypeError(message)
         operand = buffers.of_array("x", x)
         if out is None:
             target, result = operand.new_result()
@@ -125,6 +131,8 @@ def allreduce(
             if isinstance(out, (bool, int, float, complex, np.generic)):
                 message = f"out is a scalar of type {type(out).__name__}; wanted an array"
                 raise TypeError(message)
+        check_arrays(operand.array, target, ("x", "out"))
+        check_type(operation, target.dtype)
         caller.ran = channel_of(comm).plans(settings).repeat(operand.array, target, operation.name)
         if caller.ran is None:
             caller.ran = allreduce_arrays(
@@ -190,6 +198,7 @@ def allreduce_arrays(
         What the user calls `x` and `out`.
     """
     check_arrays(x, out, names)
+    check_type(operation, x.dtype.newbyteorder("="))
     channel = channel_of(comm)
     dtype = x.dtype.newbyteorder("=")
     algorithm = selection.choose(
@@ -201,10 +210,11 @@ def allreduce_arrays(
     )
     reduction = channel.reduction(operation, dtype)
     task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
-    source, target = arrange(channel, x, out, dtype)
-    plan = channel.run(settings, operation, task, source.ctypes.data, target.ctypes.data)
-    if not buffers.same_memory(target, out):
-        out[...] = target.reshape(out.shape)
+    with channel.lock:
+        source, target = arrange(channel, x, out, dtype)
+        plan = channel.run(settings, operation, task, source.ctypes.data, target.ctypes.data)
+        if not buffers.same_memory(target, out):
+            out[...] = target.reshape(out.shape)
     return plan
 
 
@@ -219,6 +229,12 @@ def check_arrays(x: Array, out: Array, names: tuple[str, str]) -> None:
         raise TypeError(message)
     if x.shape != out.shape:
         message = f"{target} has shape {out.shape}, {source} has {x.shape}; they must be the same"
+        raise ValueError(message)
+    if buffers.overlaps_itself(out):
+        message = (
+            f"{target} has elements that share memory (shape {out.shape}, strides {out.strides}); "
+            "wanted an array with a place for each element"
+        )
         raise ValueError(message)
     if not out.flags.writeable:
         message = f"{target} is read-only; wanted a writable array"

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from hpccoll import buffers
 from hpccoll._executor import Plan, PlanCache
 from hpccoll.algorithms import AUTO
-from hpccoll.buffers import flat, is_number
+from hpccoll.buffers import is_number
 from hpccoll.calls import Call, call_of
 from hpccoll.channel import OPERATION_OBJECTS, channel_of
 from hpccoll.collectives import Caller, allreduce_arrays
@@ -32,7 +32,7 @@ class Comm(MPI.Intracomm):
         Equal on all ranks.
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        256 KiB, more where a chunk would have over 256 segments. Equal on all ranks.
+        512 KiB. Equal on all ranks.
 
     Raises
     ------
@@ -138,6 +138,9 @@ class Comm(MPI.Intracomm):
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> None:
         with Caller("Allreduce", self) as caller:
+            if self == MPI.COMM_NULL:
+                message = "the communicator is MPI.COMM_NULL; it may have been freed"
+                raise ValueError(message)
             operation = find_operation(op)
             out = buffers.of_spec(recvbuf)
             in_place = sendbuf is None or sendbuf is MPI.IN_PLACE
@@ -168,7 +171,7 @@ class Comm(MPI.Intracomm):
                 message = f"recvbuf has {out.size} elements, sendbuf has {x.size}; they must agree"
                 raise ValueError(message)
             if x.shape != out.shape:
-                x, out = flat(x), flat(out)
+                x = x.reshape(out.shape)
             caller.ran = allreduce_arrays(
                 "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
             )

@@ -207,6 +207,7 @@ class _Compiler:
             _Send(
                 Message(
                     step.send_to,
+                    elements.start,
                     Place(buffer, elements.start),
                     elements.count,
                     action.reduces,
@@ -258,6 +259,7 @@ class _Compiler:
             _Receive(
                 Message(
                     step.receive_from,
+                    elements.start,
                     place,
                     elements.count,
                     action.reduces,

@@ -14,24 +14,20 @@ from hpccoll import transport as transports
 from hpccoll._executor import Plan
 from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import compile_program
-from hpccoll.program import Buffer, Instruction, Message, Opcode, Place, Program
+from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
 from hpccoll.transport import FAILED, Transport, message_tag
 
-SEGMENT_BYTES = 256 << 10
-"""Default segment: a quarter of a second-level cache of today, and large enough that the fixed cost
-of a message does not count (bench/segments.py measures it)."""
-
-MOST_SEGMENTS = 256
-"""A chunk is not cut into more segments than this, unless the caller says so."""
+SEGMENT_BYTES = 512 << 10
+"""Default segment: a part of a second-level cache of today, and so large that the fixed cost of a
+message does not count (bench/segments.py measures it). The same for any count: what another rank
+sends always fits in scratch memory."""
 
 STAGE_BYTES = 4096
 """Vectors up to this size are copied to and from memory of the plan's own, so that one plan serves
 all arrays; the copy costs less than finding or making a plan for each address."""
 
 ALIGNMENT = 64
-
-MESSAGING = (Opcode.START_RECEIVE, Opcode.START_SEND, Opcode.WAIT_RECEIVE, Opcode.WAIT_SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +67,12 @@ class Task:
         """Whether the plan copies the vector to memory of its own."""
         return self.nbytes <= STAGE_BYTES
 
-    def segment_count(self, size: int) -> int:
+    @property
+    def segment_count(self) -> int:
         """Return the most elements of one message."""
-        itemsize = self.reduction.partial_dtype.itemsize
-        if self.segment_bytes is None:
-            chunk = self.count // size * itemsize
-            wanted = max(SEGMENT_BYTES, -(-chunk // MOST_SEGMENTS))
-        else:
-            wanted = self.segment_bytes
-        return max(1, min(wanted, transports.MESSAGE_LIMIT) // itemsize)
+        wanted = SEGMENT_BYTES if self.segment_bytes is None else self.segment_bytes
+        limit = min(wanted, transports.MESSAGE_LIMIT)
+        return max(1, limit // self.reduction.partial_dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +155,6 @@ def _program(
     size: int,
     count: int,
     segment_count: int,
-    room: int,
     *,
     in_place: bool,
     widen: bool,
@@ -172,7 +164,7 @@ def _program(
     return compile_program(
         algorithm.schedule(rank, size, count),
         segment_count=segment_count,
-        room=room,
+        room=segment_count,
         in_place=in_place,
         widen=widen,
         finish=finish,
@@ -205,19 +197,23 @@ def make_plan(
         keep.append(stage)
         source = stage.ctypes.data
         target = source + STAGE_BYTES
-    # An empty vector takes part with empty messages, so that ranks with another count notice.
-    empty = task.count == 0
+    # Chunks that are empty take part with empty messages: so the messages of a call are the same
+    # ones for any count, and a rank with another count is noticed. Program and messages are made
+    # for at least one element per rank, and what lies behind the vector's end is cut off.
     program = _program(
         task.algorithm,
         transport.rank,
         transport.size,
-        transport.size if empty else task.count,
-        task.segment_count(transport.size),
-        min(task.segment_count(transport.size), SEGMENT_BYTES // partial_itemsize),
+        max(task.count, transport.size),
+        task.segment_count,
         in_place=source == target,
         widen=reduction.widens,
         finish=reduction.finishes,
     )
+
+    def within(start: int, count: int) -> int:
+        return max(0, min(start + count, task.count) - start)
+
     scratch_bytes = program.scratch_count * partial_itemsize
     work_bytes = task.count * partial_itemsize if reduction.widens else 0
     scratch = memory.block("scratch", scratch_bytes)
@@ -238,10 +234,10 @@ def make_plan(
         return partial_itemsize if message.partial else itemsize
 
     def nbytes(message: Message) -> int:
-        return 0 if empty else message.count * width(message)
+        return within(message.start, message.count) * width(message)
 
     def room(message: Message) -> int:
-        return 0 if empty and not message.partial else message.room * width(message)
+        return message.room * width(message) if message.partial else nbytes(message)
 
     def bind(code: Instruction) -> tuple[int, int, int, int, int, int]:
         return (
@@ -250,29 +246,34 @@ def make_plan(
             address(code.out),
             address(code.left),
             address(code.right),
-            code.count,
+            within(code.out.element, code.count),
         )
 
     operation, dtype = task.operation, reduction.dtype.name
-    tags = {last: message_tag(operation, dtype, last=last) for last in (False, True)}
+
+    def tag(message: Message) -> int:
+        return message_tag(operation, dtype, partial=message.partial, last=message.last)
+
     sends = []
     for m in program.sends:
-        request = transport.send_request(address(m.place), nbytes(m), m.peer, tags[m.last])
-        sends.append((request, nbytes(m), m.peer, tags[m.last]))
+        request = transport.send_request(address(m.place), nbytes(m), m.peer, tag(m))
+        sends.append((request, nbytes(m), m.peer, tag(m)))
     receives = []
     for m in program.receives:
         request = transport.receive_request(address(m.place), room(m), m.peer)
-        receives.append((request, nbytes(m), m.peer, tags[m.last]))
+        receives.append((request, nbytes(m), m.peer, tag(m)))
     info = PlanInfo(
         task,
         transport.rank,
         transport.size,
-        0 if empty else program.steps,
+        len(task.algorithm.schedule(transport.rank, transport.size, task.count).steps)
+        if task.count < transport.size
+        else program.steps,
         in_place=source == target,
         scratch_bytes=scratch_bytes + work_bytes,
     )
     return Plan(
-        [bind(code) for code in program.instructions if not empty or code.opcode in MESSAGING],
+        [bind(code) for code in program.instructions],
         sends,
         receives,
         reduction.loops,

@@ -6,8 +6,8 @@ from collections import deque
 
 from hpccoll.transport import FAILED, PATIENCE, Request
 
-Route = tuple[int, int, int]
-"""Generation, sender, receiver."""
+Route = tuple[int, int]
+"""Sender and receiver."""
 
 
 class LocalRanks:
@@ -59,7 +59,6 @@ class LocalStatus:
 
     count = 0
     tag = 0
-    source = -1
 
     def Get_tag(self) -> int:  # noqa: N802 - mpi4py's name
         """Return the tag."""
@@ -103,7 +102,6 @@ class LocalRequest:
         if status is not None:
             status.count = self.came
             status.tag = self.came_tag
-            status.source = self.route[1]
         if self.came > self.nbytes:
             message = f"{self.came} bytes came, room for {self.nbytes}"
             raise LocalTruncationError(message)
@@ -127,16 +125,16 @@ class LocalTransport:
         self.rank = rank
         self.size = world.size
         self.byte = None
-        self.generation = 0
+        self.silent: set[int] = set()
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
-        route = (self.generation, self.rank, peer)
+        route = (self.rank, peer)
         return LocalRequest(self.world, address, nbytes, route, tag)
 
     def receive_request(self, address: int, nbytes: int, peer: int) -> Request:
         """Return a request that receives at most `nbytes` bytes at `address`, with any tag."""
-        route = (self.generation, peer, self.rank)
+        route = (peer, self.rank)
         return LocalRequest(self.world, address, nbytes, route, None)
 
     def new_status(self) -> LocalStatus:
@@ -147,34 +145,35 @@ class LocalTransport:
         """Whether the error of a receive says that more came than there is room for."""
         return isinstance(error, LocalTruncationError)
 
-    def give_up(self, active: list[LocalRequest], status: LocalStatus) -> bool:
+    def give_up(self, active: list[LocalRequest], told_by: int) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
-        silent = {peer for peer in range(self.size) if peer != self.rank}
-        if status.tag == FAILED:
-            silent.discard(status.source)
+        self.silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
         # Before the others are told: what they send in their next call must not land here.
         for request in active:
             request.Cancel()
             if request.came_tag == FAILED:
-                silent.discard(request.route[1])
+                self.silent.discard(request.route[0])
         for peer in range(self.size):
             if peer != self.rank:
                 self.send_request(0, 0, peer, FAILED).Start()
-
-        def all_heard() -> bool:
-            for peer in list(silent):
-                sends = self.world.sends.get((self.generation, peer, self.rank), deque())
-                while sends and peer in silent:
-                    send = sends.popleft()
-                    send.active = False
-                    if send.tag == FAILED:
-                        silent.discard(peer)
-            self.world.changed.notify_all()
-            return not silent
-
         with self.world.changed:
-            return self.world.changed.wait_for(all_heard, PATIENCE)
+            return self.world.changed.wait_for(self._all_heard, PATIENCE)
 
-    def renew(self) -> None:
-        """Start afresh: what is still under way is never received. Collective."""
-        self.generation += 1
+    def settle(self) -> None:
+        """Wait until all others have given up the call that failed here."""
+        with self.world.changed:
+            if not self.world.changed.wait_for(self._all_heard, self.world.time_limit):
+                message = f"ranks {sorted(self.silent)} have not given up"
+                raise TimeoutError(message)
+
+    def _all_heard(self) -> bool:
+        """Receive, for nothing, what those send that have not given up yet."""
+        for peer in list(self.silent):
+            sends = self.world.sends.get((peer, self.rank), deque())
+            while sends and peer in self.silent:
+                send = sends.popleft()
+                send.active = False
+                if send.tag == FAILED:
+                    self.silent.discard(peer)
+        self.world.changed.notify_all()
+        return not self.silent

@@ -50,6 +50,8 @@ class Message(NamedTuple):
     """One MPI message: `count` elements at `place`, to or from `peer`."""
 
     peer: int
+    start: int
+    """First element of the vector that it holds."""
     place: Place
     count: int  # type: ignore[assignment]
     partial: bool

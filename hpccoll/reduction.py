@@ -4,7 +4,6 @@ Half types (float16, bfloat16) travel and are summed as float32 while they are p
 rounded once, when an element is complete.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +98,20 @@ def kernel_type(dtype: np.dtype[Any]) -> str | None:
     return name if name in _kernels.TYPES else None
 
 
+class _Memory:
+    """Bytes at an address, as NumPy takes them."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
 def _array(address: int, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
-    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
-    return np.ctypeslib.as_array(memory).view(dtype)
+    return np.asarray(_Memory(address, count * dtype.itemsize)).view(dtype)
 
 
 def _numpy_reduce(

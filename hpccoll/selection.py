@@ -12,7 +12,7 @@ from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
 
 VARIABLE = "HPCCOLL_ALGORITHM"
 
-SMALL_BYTES = 8 << 10
+SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MESSAGE_LIMIT = 1 << 30
-"""Most bytes in one message: below the 2^31 - 1 that an MPI count can hold, whatever the MPI.
-Tests lower it."""
+MESSAGE_LIMIT = 1 << 26
+"""Most bytes in one message: far below the 2^31 - 1 that an MPI count can hold, whatever the MPI,
+and small enough to keep room for one in scratch memory. Tests lower it."""
 
 PATIENCE = 5.0
 """Seconds that a rank whose call failed waits until all others have noticed."""
@@ -24,20 +24,22 @@ FAILED = 1
 """Tag of a message that says: the sender has given up this call; there is no data."""
 
 
-def message_tag(operation: str, dtype: str, *, last: bool) -> int:
+def message_tag(operation: str, dtype: str, *, partial: bool, last: bool) -> int:
     """Return the tag of a message with data; receives take any tag, and look.
 
-    It tells operations and types apart, and whether the message is the last of its step, so that
-    ranks that disagree notice even where their messages have the same size. MPI guarantees tags
-    up to 32767.
+    It tells operations and types apart, partial values from finished ones, and whether the message
+    is the last of its step, so that ranks that disagree notice even where their messages have the
+    same size. MPI guarantees tags up to 32767.
 
     Examples
     --------
-    >>> tags = {message_tag(op, "int32", last=last) for op in ("sum", "max") for last in (0, 1)}
+    >>> both = (False, True)
+    >>> tags = {message_tag("sum", "int32", partial=p, last=last) for p in both for last in both}
     >>> len(tags | {FAILED}), max(tags) < 32768
     (5, True)
     """
-    return 2 + 2 * (zlib.crc32(f"{operation} {dtype}".encode()) % 16381) + last
+    what = f"{operation} {dtype} {'partial' if partial else 'finished'}"
+    return 2 + 2 * (zlib.crc32(what.encode()) % 16381) + last
 
 
 class Request(Protocol):
@@ -76,28 +78,28 @@ class Transport(Protocol):
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
 
-    def give_up(self, active: list[Request], status: Any) -> bool:
+    def give_up(self, active: list[Request], told_by: int) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send.
 
-        A rank that has failed, or was told so, sends `FAILED` to every other one and nothing
-        after it. So when that has come from all, nothing is under way any more.
+        A rank that has failed, or was told so, sends `FAILED` to every other one and nothing of
+        this call after it. So when that has come from all, nothing is under way any more.
 
         Parameters
         ----------
         active : list of Request
-            Receives that were started and not waited for.
-        status : status
-            Of the receive that failed.
+            Receives that were started and not waited for. They are cancelled.
+        told_by : int
+            The rank whose `FAILED` this one has received already, or -1.
 
         Returns
         -------
         bool
-            Whether all others have given up within `PATIENCE` seconds. Otherwise messages may still
-            be under way, and the transport must be renewed before it is used again.
+            Whether all others have given up within `PATIENCE` seconds. Otherwise `settle` must be
+            called before the next message.
         """
 
-    def renew(self) -> None:
-        """Start afresh: what is still under way is never received. Collective."""
+    def settle(self) -> None:
+        """Wait until all others have given up the call that failed here."""
 
 
 class MpiTransport:
@@ -117,7 +119,7 @@ class MpiTransport:
         self.rank = comm.rank
         self.size = comm.size
         self.byte = MPI.BYTE
-        self._retired: list[MPI.Intracomm] = []
+        self._silent: set[int] = set()
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -139,37 +141,44 @@ class MpiTransport:
             return False
         return error.Get_error_class() == self._mpi.ERR_TRUNCATE
 
-    def give_up(self, active: list[Request], status: Any) -> bool:
+    def give_up(self, active: list[Request], told_by: int) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
-        silent = {peer for peer in range(self.size) if peer != self.rank}
-
-        def listen(status: "MPI.Status") -> None:
-            if status.tag == FAILED:
-                silent.discard(status.source)
-
-        listen(status)
+        self._silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
+        status = self._mpi.Status()
         # Before the others are told: what they send in their next call must not land here.
         for request in active:
             request.Cancel()
             if self._wait(request, status) and not status.Is_cancelled():
-                listen(status)
+                self._listen(status)
         told = [
             self.comm.Isend([b"", 0, self.byte], peer, FAILED)
             for peer in range(self.size)
             if peer != self.rank
         ]
         deadline = time.monotonic() + PATIENCE
-        while silent and time.monotonic() < deadline:
-            for peer in list(silent):
-                while peer in silent and self.comm.Iprobe(peer, self._mpi.ANY_TAG, status):
-                    rubbish = bytearray(status.Get_count(self.byte))
-                    self.comm.Recv([rubbish, self.byte], peer, status.tag)
-                    listen(status)
-            time.sleep(1e-4)
-        if silent:
-            return False
+        while self._silent and time.monotonic() < deadline:
+            self._take_in()
         self._mpi.Request.Waitall(told)
-        return True
+        return not self._silent
+
+    def settle(self) -> None:
+        """Wait until all others have given up the call that failed here."""
+        while self._silent:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Receive, for nothing, what those send that have not given up yet."""
+        status = self._mpi.Status()
+        for peer in list(self._silent):
+            while peer in self._silent and self.comm.Iprobe(peer, self._mpi.ANY_TAG, status):
+                rubbish = bytearray(status.Get_count(self.byte))
+                self.comm.Recv([rubbish, self.byte], peer, status.tag)
+                self._listen(status)
+        time.sleep(1e-4)
+
+    def _listen(self, status: "MPI.Status") -> None:
+        if status.tag == FAILED:
+            self._silent.discard(status.source)
 
     def _wait(self, request: Request, status: "MPI.Status") -> bool:
         """Wait for a receive that may be truncated; return whether it was not."""
@@ -179,12 +188,6 @@ class MpiTransport:
             return False
         return True
 
-    def renew(self) -> None:
-        """Start afresh: what is still under way is never received. Collective."""
-        self._retired.append(self.comm)
-        self.comm = self.comm.Dup()
-
     def close(self) -> None:
-        """Free the communicators. Collective."""
-        for comm in (*self._retired, self.comm):
-            comm.Free()
+        """Free the communicator. Collective."""
+        self.comm.Free()

@@ -29,6 +29,10 @@ ctypedef void (*reduce_loop)(void *out, const void *left, const void *right,
 ctypedef void (*divide_loop)(void *x, double divisor, size_t n) noexcept nogil
 ctypedef void (*convert_loop)(void *out, const void *x, size_t n) noexcept nogil
 
+# As in hpccoll.transport.
+cdef enum:
+    FAILED = 1
+
 # The same numbers as hpccoll.program.Opcode; a unit test compares the two.
 cdef enum:
     START_RECEIVE = 0
@@ -201,6 +205,7 @@ cdef class Plan:
     cdef object get_tag
     cdef object byte
     cdef object transport
+    cdef int told_by
     cdef object requests
     cdef object methods
     cdef object keep
@@ -301,6 +306,7 @@ cdef class Plan:
         cdef Py_ssize_t k
         self.bytes_sent = self.bytes_received = self.bytes_reduced = 0
         self.messages_sent = self.messages_received = 0
+        self.told_by = -1
         for k in range(self.length):
             code = &self.code[k]
             if code.opcode == START_RECEIVE:
@@ -342,6 +348,8 @@ cdef class Plan:
         nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
         tag = PyObject_CallNoArgs(<PyObject *> self.get_tag)
         if nbytes != message.nbytes or tag != message.tag:
+            if tag == FAILED:
+                self.told_by = message.peer
             self.info.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
         self.bytes_received += nbytes
         self.messages_received += 1
@@ -358,7 +366,7 @@ cdef class Plan:
             for k in range(self.receive_count)
             if self.receives[k].active
         ]
-        if self.transport.give_up(active, self.status):
+        if self.transport.give_up(active, self.told_by):
             for k in range(self.send_count):
                 PyObject_CallNoArgs(self.sends[k].wait)
             for k in range(self.receive_count):
@@ -395,6 +403,11 @@ cdef class PlanCache:
         Held while a plan runs.
     on_failure : callable
         Called with the plan, and with the lock held, when a plan raised an exception.
+
+    Attributes
+    ----------
+    closed : bool
+        While it is set, `repeat` runs nothing.
     """
 
     cdef Entry entries[PLANS]
@@ -405,7 +418,7 @@ cdef class PlanCache:
     cdef object in_place
     cdef object lock
     cdef object on_failure
-    cdef bint closed
+    cdef public bint closed
     cdef size_t clock
 
     def __init__(self, operations, in_place, lock, on_failure):
@@ -462,6 +475,8 @@ cdef class PlanCache:
         target = <uintptr_t> cnp.PyArray_DATA(recvbuf)
         nbytes = cnp.PyArray_NBYTES(recvbuf)
         type_number = cnp.PyArray_TYPE(recvbuf)
+        if type_number == cnp.NPY_DATETIME or type_number == cnp.NPY_TIMEDELTA:
+            return None  # one number, many units
         if sendbuf is self.in_place or sendbuf is None:
             source = target
         elif (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)
@@ -473,15 +488,15 @@ cdef class PlanCache:
         else:
             return None
         name = self.name_of(op)
-        if name == NULL or self.closed:
-            return None
-        k = self.look_up(source, target, nbytes, type_number, name)
-        if k < 0:
-            return None
-        plan = self.plans[k]
-        if not plan.usable:
+        if name == NULL:
             return None
         with self.lock:
+            k = self.look_up(source, target, nbytes, type_number, name)
+            if k < 0 or self.closed:
+                return None
+            plan = self.plans[k]
+            if not plan.usable:
+                return None
             try:
                 plan.execute(<char *> source, <char *> target)
             except BaseException:
@@ -515,10 +530,6 @@ cdef class PlanCache:
         self.plans[oldest] = plan
         if old is not None:
             old.free()
-
-    def close(self):
-        """Repeat no call any more, and leave all plans as they are."""
-        self.closed = True
 
     def clear(self):
         """Free all plans."""

@@ -20,6 +20,9 @@ pytestmark = pytest.mark.mpi(min_size=2)
         (100, 99),
         (100, 0),  # empty messages
         (100, 1),  # empty chunks
+        (1, 3),
+        (3, 2),
+        (2, 3),
         (30000, 15000),  # too long for MPI to buffer
         (15000, 30000),
         (300000, 150000),  # another number of segments

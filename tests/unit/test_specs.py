@@ -102,13 +102,23 @@ def derived():
     return MPI.DOUBLE.Create_vector(2, 1, 3).Commit()
 
 
-LEFT = {
+BEYOND = {
     "too many elements": lambda x: [x, 13],
     "too far": lambda x: [x, (5, 8)],
+    "too many of a wider type": lambda x: [x, 7, MPI.C_DOUBLE_COMPLEX],
+}
+
+
+@pytest.mark.parametrize("form", BEYOND)
+def test_what_lies_beyond_the_buffer_is_refused(form):
+    with pytest.raises(ValueError, match=r"the buffer holds \d+ elements of"):
+        buffers.of_spec(BEYOND[form](numbers()))
+
+
+LEFT = {
     "displacement past the end": lambda x: [x, (None, 13)],
     "negative count": lambda x: [x, -1],
     "negative displacement": lambda x: [x, (2, -1)],
-    "too many of a wider type": lambda x: [x, 7, MPI.C_DOUBLE_COMPLEX],
     "a part of an element": lambda x: [x.view("u1")[:-1], MPI.DOUBLE],
     "one item": lambda x: [x],
     "five items": lambda x: [x, 1, 0, 0, MPI.DOUBLE],
