@@ -81,8 +81,6 @@ def of_spec(spec: object) -> Array | None:
     """
     from mpi4py import MPI
 
-    if isinstance(spec, (MPI.InPlaceType, MPI.BottomType)):
-        return None
     if not isinstance(spec, (list, tuple)):
         return _of_buffer(spec)
     datatype: MPI.Datatype | None = None
@@ -254,6 +252,10 @@ def _of_buffer(x: object) -> Array | None:
     """Return a NumPy array on the memory of an object, or None where that is not to be had."""
     if isinstance(x, np.ndarray):
         return _plain("the buffer", x)
+    from mpi4py import MPI
+
+    if x is MPI.BOTTOM or x is MPI.IN_PLACE:
+        return None  # they export an empty buffer
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _of_tensor("tensor", torch, x) if x.device.type == "cpu" else None

@@ -13,7 +13,7 @@ import numpy as np
 from hpccoll import transport as transports
 from hpccoll._executor import Plan
 from hpccoll.algorithms import Algorithm
-from hpccoll.compiler import compile_program
+from hpccoll.compiler import LOOKAHEAD, compile_program
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
 from hpccoll.transport import FAILED, Transport, message_tag
@@ -270,7 +270,9 @@ def make_plan(
         if task.count < transport.size
         else program.steps,
         in_place=source == target,
-        scratch_bytes=scratch_bytes + work_bytes,
+        # What a call touches; the places have room for longer messages that never come.
+        scratch_bytes=work_bytes
+        + LOOKAHEAD * max((nbytes(m) for m in program.receives if m.partial), default=0),
     )
     return Plan(
         [bind(code) for code in program.instructions],

@@ -62,6 +62,19 @@ class Schedule:
     count: int
     steps: tuple[Step, ...]
 
+    def first(self, count: int) -> "Schedule":
+        """Return the part of this schedule that moves the first `count` elements."""
+        builder = ScheduleBuilder(self.rank, self.size, count)
+        for step in self.steps:
+            builder.exchange(
+                -1 if step.send_to is None else step.send_to,
+                [Range(start, min(stop, count)) for start, stop in step.send if start < count],
+                -1 if step.receive_from is None else step.receive_from,
+                [Range(start, min(stop, count)) for start, stop in step.receive if start < count],
+                step.action,
+            )
+        return builder.finish()
+
 
 class ScheduleBuilder:
     """Collects the steps of one rank; drops what would be empty.

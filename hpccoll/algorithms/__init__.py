@@ -9,6 +9,7 @@ bytes in cost formulas), alpha the seconds per message, beta the seconds per byt
 seconds per byte reduced; `LEGEND` explains the others.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -119,10 +120,28 @@ def _halving_scratch(size: int, count: int) -> int:
     return count if Fold(size).extras else count - count // 2
 
 
+def _for_any_count(
+    schedule: Callable[[int, int, int], Schedule],
+) -> Callable[[int, int, int], Schedule]:
+    """Let a schedule for fewer elements than ranks be a part of that for one element per rank.
+
+    So which message goes where does not depend on the count, and where ranks pass different counts,
+    each message meets one that it can be compared with.
+    """
+
+    @functools.wraps(schedule)
+    def for_any_count(rank: int, size: int, count: int) -> Schedule:
+        if count >= size:
+            return schedule(rank, size, count)
+        return schedule(rank, size, size).first(count)
+
+    return for_any_count
+
+
 _ENTRIES = (
     Algorithm(
         name="naive_root",
-        schedule=naive_root.schedule,
+        schedule=_for_any_count(naive_root.schedule),
         purpose="comparison: what the others avoid",
         restrictions="none",
         ordered=True,
@@ -139,7 +158,7 @@ _ENTRIES = (
     ),
     Algorithm(
         name="ring",
-        schedule=ring.schedule,
+        schedule=_for_any_count(ring.schedule),
         purpose="large vectors: neighbours only, least scratch",
         restrictions=COMMUTATIVE_ONLY,
         ordered=False,
@@ -156,7 +175,7 @@ _ENTRIES = (
     ),
     Algorithm(
         name="recursive_doubling",
-        schedule=recursive_doubling.schedule,
+        schedule=_for_any_count(recursive_doubling.schedule),
         purpose="small vectors: fewest steps",
         restrictions="none",
         ordered=True,
@@ -173,7 +192,7 @@ _ENTRIES = (
     ),
     Algorithm(
         name="rabenseifner",
-        schedule=rabenseifner.schedule,
+        schedule=_for_any_count(rabenseifner.schedule),
         purpose="large vectors in rank order; best where p is a power of two",
         restrictions="none",
         ordered=True,
@@ -190,7 +209,7 @@ _ENTRIES = (
     ),
     Algorithm(
         name="circulant",
-        schedule=circulant.schedule,
+        schedule=_for_any_count(circulant.schedule),
         purpose="large vectors on any number of ranks: few steps and least bytes",
         restrictions=COMMUTATIVE_ONLY,
         ordered=False,

@@ -150,17 +150,6 @@ def test_derived_datatypes_are_left_to_mpi4py():
         vector.Free()
 
 
-def test_flat_is_a_view_wherever_there_is_one():
-    x = np.arange(24.0).reshape(4, 6)
-    for same in (x, x[:2], x[:, :1], x.reshape(2, 2, 6)):
-        assert np.shares_memory(buffers.flat(same), x)
-        assert buffers.flat(same).tolist() == same.ravel().tolist()
-    assert buffers.flat(x.T).tolist() == x.T.ravel().tolist()
-    assert buffers.flat(np.array(5.0)).tolist() == [5.0]
-    line = x[0][::2]
-    assert buffers.flat(line) is line
-
-
 def test_same_memory_needs_equal_addresses_and_equal_meaning():
     x = np.arange(12.0)
     square = np.arange(9.0).reshape(3, 3)
