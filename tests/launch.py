@@ -129,19 +129,20 @@ def run(
     timer = threading.Timer(limit, stop)
     timer.start()
     lines = []
+    assert process.stdout is not None
     try:
-        with process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if on_line:
-                    on_line(line)
-    except BaseException:
-        process.terminate()
-        raise
+        for line in process.stdout:
+            lines.append(line)
+            if on_line:
+                on_line(line)
+        process.wait()
     finally:
         timer.cancel()
+        if process.poll() is None:  # this function is being left by an exception
+            process.terminate()
         left = _kill_the_rest(token)
+        process.stdout.close()
+        process.wait()
     if left and not why:
         why.append(f"left {left} processes behind")
     return Finished(process.returncode, "".join(lines), time.monotonic() - started, *why)

@@ -32,6 +32,9 @@ Where the others hang, as in a collective that the failed rank never entered, th
 the reason. It is cut to half the time limit of the test where that is less.
 """
 
+GIVE_UP = 30.0
+"""A rank that failed calls the run off when the others have not come for this long."""
+
 SESSION_LIMIT = 120.0
 """Seconds for what is not a test: collection, the report, MPI_Finalize."""
 
@@ -74,7 +77,7 @@ class MpiSession:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.limit = float(config.getini("faulthandler_timeout") or 60)
         # A copy of the real standard error: no test runs yet, so pytest captures nothing now.
-        self.watchdog = Watchdog(f"[rank {self.rank} of {self.size}]", os.dup(2))
+        self.watchdog = Watchdog(f"[rank {self.rank} of {self.size}]", os.dup(2), self._flag())
         self.watchdog.arm(SESSION_LIMIT, "collection")
         self.collect_errors: list[str] = []
         self.ran = 0
@@ -85,6 +88,17 @@ class MpiSession:
         self._devnull = open(os.devnull, "w") if self.rank else None  # noqa: SIM115, PTH123
         if self.rank:
             self._report_to(self._devnull)
+
+    def _flag(self) -> memoryview:
+        """Return a byte that all ranks of this node share."""
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        window = MPI.Win.Allocate_shared(node.rank == 0, comm=node)
+        memory, _ = window.Shared_query(0)
+        flag = memoryview(memory)
+        if node.rank == 0:
+            flag[0] = 0
+        self.comm.Barrier()
+        return flag  # kept to the end of the process, and the window with it
 
     # One report ---------------------------------------------------------------------------------
 
@@ -170,6 +184,7 @@ class MpiSession:
         codes = bytearray(self.size)
         request = self.comm.Iallgather(bytearray([KINDS.index(kind)]), codes)
         started, polls = time.monotonic(), 0
+        failed = bool(failure)
         with self.watchdog.waiting(doing):
             while not request.Test():
                 polls += 1
@@ -177,7 +192,10 @@ class MpiSession:
                     os.sched_yield()
                 else:
                     time.sleep(0.0005)
-                if failure and time.monotonic() - started > patience:
+                waited = time.monotonic() - started
+                if failed and waited > GIVE_UP:
+                    self.watchdog.call_off()
+                if failure and waited > patience:
                     self.watchdog.write(f"waits for the other ranks; {failure}")
                     failure = ""
         kinds = [KINDS[other] for other in codes]

@@ -11,6 +11,7 @@ variables by which an outer launcher numbers its ranks (`launch.NESTED`).
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,6 +149,8 @@ def main() -> int:
     options += ["-v"] if args.v else []
     python = [sys.executable, "-m", "pytest"]
     rows = []
+    # As an exception, so that what was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def emit(line: str) -> None:
         print(line, end="", flush=True)
