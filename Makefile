@@ -66,7 +66,7 @@ types: $(VENV)/.installed-dev
 	$(if $(STUBBED),$(BIN)/python -m mypy.stubtest --ignore-missing-stub $(STUBBED))
 
 dist: $(VENV)/.installed-dev
-	PYTHON='$(PYTHON)' MPI='$(MPI)' BUILD='$(BIN)/python -m build' tests/check_dist.sh
+	PYTHON='$(PYTHON)' MPI='$(MPI)' BUILD='$(BIN)/python -m build' tests/check_dist.sh $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist hpccoll.egg-info kernels/*.c kernels/*.html hpccoll/*.so

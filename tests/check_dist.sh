@@ -3,7 +3,7 @@
 # run the unit tests against the installed copy. The tests are those of the sdist, and the folder
 # hpccoll/ is taken away from beside them: nothing of the checkout can stand in for what users get.
 #
-# Called by `make dist`, which sets PYTHON, MPI and BUILD.
+# Called by `make dist`, which sets PYTHON, MPI and BUILD; arguments are handed on to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,5 +24,5 @@ for package in dist/hpccoll-*.whl dist/hpccoll-*.tar.gz; do
         "$package[$MPI,test]"
     bin=$(realpath "$work/$kind/bin")
     # Not `python -m pytest`, which would put the current folder first on the path.
-    (cd "$work/source" && PATH="$bin:$PATH" "$bin/pytest" -p no:cacheprovider tests/unit)
+    (cd "$work/source" && PATH="$bin:$PATH" "$bin/pytest" -p no:cacheprovider tests/unit "$@")
 done

@@ -12,9 +12,12 @@ Nothing here can hang for good: a `Watchdog` is armed from the start of the sess
 the process. What the ranks say travels on a duplicate of COMM_WORLD, out of the tests' way.
 """
 
+import mmap
 import os
+import tempfile
 import time
 from collections.abc import Generator, Hashable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,15 +93,22 @@ class MpiSession:
             self._report_to(self._devnull)
 
     def _flag(self) -> memoryview:
-        """Return a byte that all ranks of this node share."""
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        window = MPI.Win.Allocate_shared(node.rank == 0, comm=node)
-        memory, _ = window.Shared_query(0)
-        flag = memoryview(memory)
-        if node.rank == 0:
-            flag[0] = 0
+        """Return a byte that all ranks of this node share; it is in a file without a name."""
+        path = ""
+        if self.rank == 0:
+            descriptor, path = tempfile.mkstemp(prefix="hpccoll-tests-")
+            os.write(descriptor, bytes(1))
+            os.close(descriptor)
+        path = self.comm.bcast(path)
+        try:
+            with Path(path).open("r+b") as file:
+                flag = memoryview(mmap.mmap(file.fileno(), 1))
+        except OSError:  # a rank on another node has only its time limit
+            flag = memoryview(bytearray(1))
         self.comm.Barrier()
-        return flag  # kept to the end of the process, and the window with it
+        if self.rank == 0:
+            Path(path).unlink()
+        return flag
 
     # One report ---------------------------------------------------------------------------------
 
@@ -166,7 +176,7 @@ class MpiSession:
         report = yield
         kind = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
         failure = f"{item.nodeid} failed on this rank:\n{report.longrepr}" if report.failed else ""
-        patience = min(PATIENCE, time_limit(item, self.limit) / 2)
+        patience = min(PATIENCE, GIVE_UP / 2, time_limit(item, self.limit) / 2)
         doing = f"has finished its {report.when} ({kind}) and waits for the other ranks"
         kinds = self._wait_for_all(kind, doing, failure, patience)
         if "failed" in kinds or len(set(kinds)) > 1:

@@ -1,7 +1,11 @@
 """The harness tells the truth: small planted suites under mpiexec, most of which must fail."""
 
+import contextlib
+import random
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,6 +150,26 @@ def test_one_rank_fails_before_a_barrier():
     assert "AssertionError: the reason for it all" in done.output
 
 
+def test_a_run_is_called_off_when_a_failed_rank_waits_in_vain(suite):
+    """A long time limit is then not waited for."""
+    done = suite.run(
+        """
+import mpi_session
+mpi_session.GIVE_UP = 2
+
+@pytest.mark.mpi
+def test_one_rank_fails_before_a_barrier():
+    assert comm.rank != 0, "the reason for it all"
+    comm.Barrier()
+""",
+        limit=100,
+    )
+    assert is_red(done, "without a report")
+    assert done.seconds < 30
+    assert "[rank 1 of 2] the run is called off" in done.output
+    assert "AssertionError: the reason for it all" in done.output
+
+
 def test_a_hang_inside_compiled_code_ends(suite):
     """No Python thread can run in that rank: the code holds the interpreter's lock."""
     done = suite.run(
@@ -261,6 +285,40 @@ def test_a_launch_past_its_limit_ends_with_all_its_processes():
     assert done.ended_by_us == "ended after 2 s"
     assert done.seconds < 15
     assert read("planted", done, may_be_empty=False).red
+
+
+def test_a_launch_ends_with_the_process_that_made_it():
+    """As run.py does: a signal that asks for the end becomes an exception."""
+    naptime = f"61.{random.randrange(10**9)}"
+    script = f"""
+import signal, sys
+sys.path.insert(0, {str(TESTS)!r})
+from launch import Launcher
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
+Launcher.find().run(2, ["sleep", {naptime!r}], limit=50)
+"""
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        wait_until(lambda: naps(naptime))
+        process.terminate()
+        assert process.wait(timeout=30) == 3
+    assert not naps(naptime)
+
+
+def naps(naptime):
+    """Return the processes that sleep for just that time."""
+    wanted = f"sleep\0{naptime}\0".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [entry] if entry.read_bytes() == wanted else []
+    return found
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.05)
 
 
 def finished(output, status=0):
