@@ -26,6 +26,7 @@ class Plan:
 
     info: Any
     usable: bool
+    in_place: bool
     bytes_sent: int
     bytes_received: int
     bytes_reduced: int

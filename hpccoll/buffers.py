@@ -70,8 +70,15 @@ def of_array(argument: str, x: object) -> Operand:
     return Operand(array, lambda: _like_exporter(array, x))
 
 
-def of_spec(spec: object) -> Array | None:
+def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
     """Take one of mpi4py's buffer forms: a buffer, or ``[buffer, count, displacement, datatype]``.
+
+    Parameters
+    ----------
+    spec : object
+        What the user passed.
+    argument : str
+        Name of the argument, for messages.
 
     Returns
     -------
@@ -82,7 +89,7 @@ def of_spec(spec: object) -> Array | None:
     from mpi4py import MPI
 
     if not isinstance(spec, (list, tuple)):
-        return _of_buffer(spec)
+        return _of_buffer(argument, spec)
     datatype: MPI.Datatype | None = None
     rest = list(spec)
     if not 2 <= len(rest) <= 4:
@@ -97,9 +104,19 @@ def of_spec(spec: object) -> Array | None:
     numbers_only = all(isinstance(number, (int, np.integer, type(None))) for number in rest)
     if len(rest) > 2 or not numbers_only:
         return None
-    array = _of_buffer(buffer)
+    array = _of_buffer(argument, buffer)
     if array is None or not (array.flags.c_contiguous or array.flags.f_contiguous):
         return None
+    if not array.flags.c_contiguous:
+        # Elements pair up by index; a part of them, or another type, would go by memory.
+        dtype = array.dtype if datatype is None else _dtype_of(datatype)
+        if dtype == array.dtype and rest in ([], [array.size], [array.size, 0]):
+            return array
+        message = (
+            f"{argument} is Fortran-ordered, and count, displacement or type name a part of it; "
+            "wanted C order (numpy.ascontiguousarray), or the whole array alone"
+        )
+        raise BufferError(message)
     if datatype is not None:
         dtype = _dtype_of(datatype)
         if dtype is None:
@@ -116,7 +133,7 @@ def of_spec(spec: object) -> Array | None:
     stop = array.size if count is None else start + int(count)
     if rest and 0 <= start <= stop and array.size < stop:
         message = (
-            f"the buffer holds {array.size} elements of {array.dtype}, and {stop - start} from "
+            f"{argument} holds {array.size} elements of {array.dtype}, and {stop - start} from "
             f"element {start} on are asked for"
         )
         raise ValueError(message)
@@ -230,7 +247,7 @@ def _like_tensor(argument: str, torch: Any, x: Any) -> tuple[Array, Callable[[],
 
 
 def _of_exporter(argument: str, x: object) -> Array:
-    array = _of_buffer(x)
+    array = _of_buffer(argument, x)
     if array is None:
         message = (
             f"{argument} is of type {type(x).__name__}; wanted an array in host memory "
@@ -248,17 +265,17 @@ def _like_exporter(array: Array, x: object) -> tuple[Array, Callable[[], Any]]:
     return result, lambda: namespace().from_dlpack(result)
 
 
-def _of_buffer(x: object) -> Array | None:
+def _of_buffer(argument: str, x: object) -> Array | None:
     """Return a NumPy array on the memory of an object, or None where that is not to be had."""
     if isinstance(x, np.ndarray):
-        return _plain("the buffer", x)
+        return _plain(argument, x)
     from mpi4py import MPI
 
     if x is MPI.BOTTOM or x is MPI.IN_PLACE:
         return None  # they export an empty buffer
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _of_tensor("tensor", torch, x) if x.device.type == "cpu" else None
+        return _of_tensor(argument, torch, x) if x.device.type == "cpu" else None
     try:
         return np.asarray(memoryview(x))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):

@@ -38,8 +38,7 @@ class Call(NamedTuple):
     kernel : str
         The loops that reduced: a CPU target, "numpy", or "native".
     in_place : bool
-        Whether the plan's input and output were the same memory; False for vectors up to 4 KiB,
-        which are copied to memory of the plan.
+        Whether input and output were the same memory.
     """
 
     collective: str
@@ -85,5 +84,5 @@ def call_of(plan: Plan) -> Call:
         scratch_bytes=info.scratch_bytes,
         segment_bytes=task.segment_count * task.reduction.partial_dtype.itemsize,
         kernel=task.reduction.kernel,
-        in_place=info.in_place,
+        in_place=plan.in_place,
     )

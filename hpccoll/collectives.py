@@ -232,7 +232,7 @@ def check_arrays(x: Array, out: Array, names: tuple[str, str]) -> None:
         raise ValueError(message)
     if buffers.overlaps_itself(out):
         message = (
-            f"{target} has elements that share memory (shape {out.shape}, strides {out.strides}); "
+            f"{target} has elements that overlap (shape {out.shape}, strides {out.strides}); "
             "wanted an array with a place for each element"
         )
         raise ValueError(message)

@@ -67,7 +67,8 @@ class Comm(MPI.Intracomm):
         """Wrap a communicator."""
         settings = Settings(algorithm, segment_bytes)
         with Caller("Comm", comm):
-            if comm is not None and not isinstance(comm, MPI.Intracomm):
+            null = comm is None or (isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL)
+            if not null and not isinstance(comm, MPI.Intracomm):
                 kind = "an intercommunicator" if isinstance(comm, MPI.Intercomm) else repr(comm)
                 message = f"comm is {kind}; wanted an mpi4py.MPI.Intracomm"
                 raise TypeError(message)
@@ -142,9 +143,9 @@ class Comm(MPI.Intracomm):
                 message = "the communicator is MPI.COMM_NULL; it may have been freed"
                 raise ValueError(message)
             operation = find_operation(op)
-            out = buffers.of_spec(recvbuf)
+            out = buffers.of_spec(recvbuf, "recvbuf")
             in_place = sendbuf is None or sendbuf is MPI.IN_PLACE
-            x = out if in_place else buffers.of_spec(sendbuf)
+            x = out if in_place else buffers.of_spec(sendbuf, "sendbuf")
             if (
                 operation is None
                 or x is None

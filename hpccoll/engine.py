@@ -83,7 +83,6 @@ class PlanInfo:
     rank: int
     size: int
     steps: int
-    in_place: bool
     scratch_bytes: int
 
     def mismatch(
@@ -269,7 +268,6 @@ def make_plan(
         len(task.algorithm.schedule(transport.rank, transport.size, task.count).steps)
         if task.count < transport.size
         else program.steps,
-        in_place=source == target,
         # What a call touches; the places have room for longer messages that never come.
         scratch_bytes=work_bytes
         + LOOKAHEAD * max((nbytes(m) for m in program.receives if m.partial), default=0),

@@ -211,6 +211,7 @@ cdef class Plan:
     cdef object keep
     cdef readonly object info
     cdef readonly bint usable
+    cdef readonly bint in_place
     # What the last run really did.
     cdef readonly int64_t bytes_sent
     cdef readonly int64_t bytes_received
@@ -281,12 +282,13 @@ cdef class Plan:
             abandoned.append(self)
 
     def run(self, uintptr_t source, uintptr_t target):
-        """Run the program; `source` and `target` are used where the plan stages its data."""
+        """Run the program on the vector at `source`, for a result at `target`."""
         self.execute(<char *> source, <char *> target)
 
     cdef int execute(self, char *source, char *target) except -1:
         if not self.usable:
             raise RuntimeError("this plan was freed, or one of its calls failed")
+        self.in_place = source == target
         if self.stage_in != NULL and self.nbytes:
             memcpy(self.stage_in, source, self.nbytes)
         self.usable = False

@@ -39,8 +39,6 @@ FORMS = {
     "in place": (lambda x: MPI.IN_PLACE, lambda x: x),
     "in place, none": (lambda x: None, lambda x: [x, (5, 3), MPI.DOUBLE]),
     "memoryview": (memoryview, memoryview),
-    "too many": (lambda x: [x, 13], lambda x: [x, 13]),
-    "too far": (lambda x: [x, (5, 8)], lambda x: [x, (5, 8)]),
     "negative count": (lambda x: [x, -1], lambda x: [x, -1]),
     "negative displacement": (lambda x: [x, (5, -1)], lambda x: [x, (5, -1)]),
     "a part of an element": (lambda x: [x.view("u1")[:-1], MPI.DOUBLE], lambda x: [x, 11]),
