@@ -136,7 +136,8 @@ class Channel:
             self.transport.close()
 
 
-_creation = threading.Lock()
+_bookkeeping = threading.Lock()
+_creations: dict[int, threading.Lock] = {}
 _channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
 
 
@@ -161,10 +162,18 @@ _keyval = MPI.KEYVAL_INVALID
 def channel_of(comm: MPI.Intracomm) -> Channel:
     """Return the channel of a communicator; the first call on it is collective."""
     global _keyval
-    with _creation:
+    with _bookkeeping:
         if _keyval == MPI.KEYVAL_INVALID:
             # Without a copy function, a duplicate of the communicator starts without a channel.
             _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
+    channel = comm.Get_attr(_keyval)
+    if isinstance(channel, Channel):
+        return channel
+    # One lock per communicator, since it is held while other ranks are waited for: threads may come
+    # with their communicators in another order there.
+    with _bookkeeping:
+        creation = _creations.setdefault(MPI._handleof(comm), threading.Lock())
+    with creation:
         channel = comm.Get_attr(_keyval)
         if not isinstance(channel, Channel):
             channel = Channel(comm)

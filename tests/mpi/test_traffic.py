@@ -256,6 +256,24 @@ def test_threads_may_use_communicators_of_their_own(comm):
         duplicate.Free()
 
 
+@needs_threads
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(20)
+def test_threads_may_make_channels_in_another_order_on_each_rank(comm):
+    # Legal for MPI: each communicator sees one call. A lock that one of them holds while it waits
+    # for other ranks must not keep the other one from being made.
+    comms = [comm.Dup() for _ in range(2)]
+    comm.Barrier()
+
+    def job(number):
+        time.sleep(0.3 * ((number + comm.rank) % 2))
+        check_sum(comms[number], 100)
+
+    in_threads([functools.partial(job, number) for number in range(2)])
+    for duplicate in comms:
+        duplicate.Free()
+
+
 # Processes.
 
 
