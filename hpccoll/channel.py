@@ -54,7 +54,6 @@ class Channel:
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
-        self._forked = False
         self.rank = private.rank
         self.size = private.size
         self.transport = MpiTransport(private)
@@ -81,24 +80,16 @@ class Channel:
             found = self._reductions[key] = find_reduction(operation, dtype, self.size)
         return found
 
-    def run(
-        self, settings: Settings, operation: Operation, task: Task, source: int, target: int
-    ) -> Plan:
+    def run(self, settings: Settings, task: Task, source: int, target: int) -> Plan:
         """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
-        if self._forked:
-            message = (
-                f"{task.call}: called in a forked child (process {os.getpid()}, MPI was started in "
-                f"its parent, {os.getppid()}); MPI cannot be used there"
-            )
-            raise RuntimeError(message)
         plans = self.plans(settings)
         where = (0, 0) if task.staged else (source, target)
-        key = (*where, task.nbytes, task.reduction.dtype.num, operation.name)
+        key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
         with self.lock:
             if self._unsettled:
                 self.transport.settle()
                 self._unsettled = False
-                self._open_plans(True)
+                self.open_plans(True)
             plan = plans.find(*key)
             # One type number stands for all units of times and durations.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
@@ -115,16 +106,12 @@ class Channel:
         """Note that messages of a failed call may still be under way."""
         if not plan.usable:
             self._unsettled = True
-            self._open_plans(False)
+            self.open_plans(False)
 
-    def _open_plans(self, opened: bool) -> None:
+    def open_plans(self, opened: bool) -> None:
+        """Let earlier calls be repeated without coming through `run`, or not."""
         for plans in self._plans.values():
             plans.closed = not opened
-
-    def disown(self) -> None:
-        """Refuse all further calls: this process is a copy of the one that MPI knows."""
-        self._forked = True
-        self._open_plans(False)
 
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
@@ -139,11 +126,15 @@ class Channel:
 _bookkeeping = threading.Lock()
 _creations: dict[int, threading.Lock] = {}
 _channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
+_forked = False
 
 
 def _in_forked_child() -> None:
+    # This process is a copy of the one that MPI knows: refuse all calls, repeated ones as well.
+    global _forked
+    _forked = True
     for channel in _channels:
-        channel.disown()
+        channel.open_plans(False)
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
@@ -159,9 +150,28 @@ def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
 _keyval = MPI.KEYVAL_INVALID
 
 
-def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return the channel of a communicator; the first call on it is collective."""
+def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
+    """Return the channel of a communicator; the first call on it is collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The communicator.
+    call : str
+        For messages: the call that the user made.
+
+    Raises
+    ------
+    RuntimeError
+        In a forked child.
+    """
     global _keyval
+    if _forked:
+        message = (
+            f"{call}: called in a forked child (process {os.getpid()}, MPI was started in its "
+            f"parent, {os.getppid()}); MPI cannot be used there"
+        )
+        raise RuntimeError(message)
     with _bookkeeping:
         if _keyval == MPI.KEYVAL_INVALID:
             # Without a copy function, a duplicate of the communicator starts without a channel.
@@ -171,11 +181,14 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
         return channel
     # One lock per communicator, since it is held while other ranks are waited for: threads may come
     # with their communicators in another order there.
+    handle = MPI._handleof(comm)
     with _bookkeeping:
-        creation = _creations.setdefault(MPI._handleof(comm), threading.Lock())
+        creation = _creations.setdefault(handle, threading.Lock())
     with creation:
         channel = comm.Get_attr(_keyval)
         if not isinstance(channel, Channel):
             channel = Channel(comm)
             comm.Set_attr(_keyval, channel)
+    with _bookkeeping:
+        _creations.pop(handle, None)
     return channel

@@ -56,8 +56,7 @@ def allreduce(
         Default: what `comm` was made with, else "auto".
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        512 KiB. Smaller overlaps more and costs
-        more per message.
+        512 KiB. Smaller overlaps more and costs more per message.
 
     Returns
     -------
@@ -131,13 +130,9 @@ def allreduce(
             if isinstance(out, (bool, int, float, complex, np.generic)):
                 message = f"out is a scalar of type {type(out).__name__}; wanted an array"
                 raise TypeError(message)
-        check_arrays(operand.array, target, ("x", "out"))
-        check_type(operation, target.dtype)
-        caller.ran = channel_of(comm).plans(settings).repeat(operand.array, target, operation.name)
-        if caller.ran is None:
-            caller.ran = allreduce_arrays(
-                "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
-            )
+        caller.ran = allreduce_arrays(
+            "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
+        )
     return result()  # type: ignore[no-any-return]
 
 
@@ -198,9 +193,12 @@ def allreduce_arrays(
         What the user calls `x` and `out`.
     """
     check_arrays(x, out, names)
-    check_type(operation, x.dtype.newbyteorder("="))
-    channel = channel_of(comm)
     dtype = x.dtype.newbyteorder("=")
+    check_type(operation, dtype)
+    channel = channel_of(comm, call)
+    plan = channel.plans(settings).repeat(x, out, operation.name)
+    if plan is not None:
+        return plan
     algorithm = selection.choose(
         settings,
         channel.environment,
@@ -212,7 +210,7 @@ def allreduce_arrays(
     task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
     with channel.lock:
         source, target = arrange(channel, x, out, dtype)
-        plan = channel.run(settings, operation, task, source.ctypes.data, target.ctypes.data)
+        plan = channel.run(settings, task, source.ctypes.data, target.ctypes.data)
         if not buffers.same_memory(target, out):
             out[...] = target.reshape(out.shape)
     return plan

@@ -176,7 +176,7 @@ class Comm(MPI.Intracomm):
             caller.ran = allreduce_arrays(
                 "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
             )
-            self._plans = channel_of(self).plans(self._settings)
+            self._plans = channel_of(self, "Allreduce").plans(self._settings)
 
     # -- communicators made from this one ----------------------------------------------------------
 

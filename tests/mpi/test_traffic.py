@@ -284,6 +284,7 @@ def test_threads_may_make_channels_in_another_order_on_each_rank(comm):
 def test_a_forked_child_is_told_that_it_cannot_call(count, kept):
     # On a communicator of one rank, where a call that should not run does no harm.
     comm = hpccoll.Comm(MPI.COMM_SELF).Dup()
+    new = MPI.COMM_SELF.Dup()
     x = np.ones(count)
     hpccoll.allreduce(0, comm=comm)
     if kept:  # a plan of the parent
@@ -294,6 +295,7 @@ def test_a_forked_child_is_told_that_it_cannot_call(count, kept):
             for call in (
                 lambda: comm.Allreduce(MPI.IN_PLACE, x),
                 lambda: hpccoll.allreduce(x, out=x, comm=comm),
+                lambda: hpccoll.allreduce(x, out=x, comm=new),  # a first call
             ):
                 with pytest.raises(RuntimeError, match="forked child"):
                     call()
@@ -303,6 +305,7 @@ def test_a_forked_child_is_told_that_it_cannot_call(count, kept):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     comm.Allreduce(MPI.IN_PLACE, x)
     comm.Free()
+    new.Free()
 
 
 # The environment.
