@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 OPCODES: dict[str, int]
+FAILED_TAG: int
 abandoned: list[Plan]
 
 @final
@@ -15,8 +16,8 @@ class Loops:
         self,
         reduce: int | Callable[[int, int, int, int], None],
         divide: int | Callable[[int, float, int], None] | None = None,
-        widen: int | Callable[[int, int, int], None] | None = None,
-        narrow: int | Callable[[int, int, int], None] | None = None,
+        widen: int = 0,
+        narrow: int = 0,
         divisor: float = 0,
     ) -> None: ...
 

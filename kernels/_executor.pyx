@@ -29,9 +29,11 @@ ctypedef void (*reduce_loop)(void *out, const void *left, const void *right,
 ctypedef void (*divide_loop)(void *x, double divisor, size_t n) noexcept nogil
 ctypedef void (*convert_loop)(void *out, const void *x, size_t n) noexcept nogil
 
-# As in hpccoll.transport.
+# The same number as hpccoll.transport.FAILED; a unit test compares the two.
 cdef enum:
     FAILED = 1
+
+FAILED_TAG = FAILED
 
 # The same numbers as hpccoll.program.Opcode; a unit test compares the two.
 cdef enum:
@@ -83,10 +85,11 @@ cdef class Loops:
 
     Parameters
     ----------
-    reduce, divide, widen, narrow : int or callable or None
+    reduce, divide : int or callable or None
         An int is the address of a compiled loop; a callable takes addresses in place of pointers.
-        ``reduce(out, left, right, n)``, ``divide(x, divisor, n)``, ``widen(out, x, n)`` and
-        ``narrow(out, x, n)``. None where the program has no such instruction.
+        ``reduce(out, left, right, n)`` and ``divide(x, divisor, n)``. None for no division.
+    widen, narrow : int
+        Addresses of compiled loops ``(out, x, n)``; 0 where partial values have the caller's type.
     divisor : float
         What complete elements are divided by; 0 for no division.
     """
@@ -97,11 +100,10 @@ cdef class Loops:
     cdef convert_loop narrow
     cdef object reduce_call
     cdef object divide_call
-    cdef object widen_call
-    cdef object narrow_call
     cdef double divisor
 
-    def __init__(self, reduce, divide=None, widen=None, narrow=None, double divisor=0):
+    def __init__(self, reduce, divide=None, uintptr_t widen=0, uintptr_t narrow=0,
+                 double divisor=0):
         self.divisor = divisor
         if isinstance(reduce, int):
             self.reduce = <reduce_loop> <uintptr_t> reduce
@@ -111,14 +113,8 @@ cdef class Loops:
             self.divide = <divide_loop> <uintptr_t> divide
         else:
             self.divide_call = divide
-        if isinstance(widen, int):
-            self.widen = <convert_loop> <uintptr_t> widen
-        else:
-            self.widen_call = widen
-        if isinstance(narrow, int):
-            self.narrow = <convert_loop> <uintptr_t> narrow
-        else:
-            self.narrow_call = narrow
+        self.widen = <convert_loop> widen
+        self.narrow = <convert_loop> narrow
 
     cdef inline int run_reduce(self, Instruction *code, size_t itemsize) except -1:
         if self.reduce == NULL:
@@ -142,16 +138,11 @@ cdef class Loops:
         if self.narrow != NULL:
             with nogil:
                 self.narrow(code.out, code.left, code.count)
-        elif self.narrow_call is not None:
-            self.narrow_call(<uintptr_t> code.out, <uintptr_t> code.left, code.count)
         return 0
 
     cdef inline int run_widen(self, Instruction *code) except -1:
-        if self.widen != NULL:
-            with nogil:
-                self.widen(code.out, code.left, code.count)
-        else:
-            self.widen_call(<uintptr_t> code.out, <uintptr_t> code.left, code.count)
+        with nogil:
+            self.widen(code.out, code.left, code.count)
         return 0
 
 
