@@ -11,15 +11,6 @@ import pytest
 
 from hpccoll import _kernels
 
-
-@pytest.fixture(params=_kernels.targets())
-def target(request):
-    before = _kernels.target()
-    _kernels.set_target(request.param)
-    yield request.param
-    _kernels.set_target(before)
-
-
 # --- addresses ------------------------------------------------------------------------------------
 
 

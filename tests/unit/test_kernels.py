@@ -43,14 +43,6 @@ def bits(array):
     return array.view(f"u{array.dtype.itemsize}")
 
 
-@pytest.fixture(params=_kernels.targets())
-def target(request):
-    before = _kernels.target()
-    _kernels.set_target(request.param)
-    yield request.param
-    _kernels.set_target(before)
-
-
 # --- operands -------------------------------------------------------------------------------------
 
 
