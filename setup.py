@@ -44,7 +44,11 @@ setup(
                 "loop_shapes.h",
                 "target_loops.h",
             ),
+            extension("_plans"),
             extension("_executor"),
+            extension(
+                "_node", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"
+            ),
         ],
         compiler_directives=DIRECTIVES,
     )

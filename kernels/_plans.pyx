@@ -1,0 +1,243 @@
+# cython: language_level=3
+"""What a call runs by, and the table that finds it again.
+
+A `Plan` knows how to run one collective on vectors of one size, type and operation; what kind it is
+(messages, memory that a node shares) is its own affair. `PlanCache` recognises a repeated call by
+the addresses, the type and the operation of its arrays, without going through Python.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+cnp.import_array()
+
+
+@cython.final
+cdef class Loops:
+    """The loops of one operation on one type: addresses of compiled ones, or callables.
+
+    Parameters
+    ----------
+    reduce, divide : int or callable or None
+        An int is the address of a compiled loop; a callable takes addresses in place of pointers.
+        ``reduce(out, left, right, n)`` and ``divide(x, divisor, n)``. None for no division.
+    widen, narrow : int
+        Addresses of compiled loops ``(out, x, n)``; 0 where partial values have the caller's type.
+    divisor : float
+        What complete elements are divided by; 0 for no division.
+    """
+
+    def __init__(self, reduce, divide=None, uintptr_t widen=0, uintptr_t narrow=0,
+                 double divisor=0):
+        self.divisor = divisor
+        if isinstance(reduce, int):
+            self.reduce = <reduce_loop> <uintptr_t> reduce
+        else:
+            self.reduce_call = reduce
+        if isinstance(divide, int):
+            self.divide = <divide_loop> <uintptr_t> divide
+        else:
+            self.divide_call = divide
+        self.widen = <convert_loop> widen
+        self.narrow = <convert_loop> narrow
+
+    @property
+    def compiled(self):
+        """Whether all loops are compiled ones."""
+        return self.reduce != NULL and (self.divisor == 0 or self.divide != NULL)
+
+
+cdef class Plan:
+    """One collective on vectors of one size, type and operation; a base class.
+
+    Attributes
+    ----------
+    info : object
+        What `hpccoll.Comm.last_call` is made from.
+    usable : bool
+        Whether it can run.
+    in_place : bool
+        Whether input and output of the last run were the same memory.
+    bytes_sent, bytes_received, bytes_reduced, messages_sent, messages_received : int
+        What the last run really did.
+    """
+
+    cdef int execute(self, char *source, char *target) except -1:
+        raise NotImplementedError
+
+    def run(self, uintptr_t source, uintptr_t target):
+        """Run on the vector at `source`, for a result at `target`."""
+        self.execute(<char *> source, <char *> target)
+
+    def free(self):
+        """Give back what the plan holds. A local operation; the plan cannot run afterwards."""
+        self.usable = False
+
+
+cdef struct Entry:
+    uintptr_t source
+    uintptr_t target
+    size_t nbytes
+    int type_number
+    PyObject *op       # one of the interned operation names
+    size_t used        # the cache's clock when it was last used; 0 where the entry is empty
+
+
+cdef enum:
+    PLANS = 32
+
+
+@cython.final
+cdef class PlanCache:
+    """The plans of one communicator and one set of settings; the least recently used one leaves.
+
+    Parameters
+    ----------
+    operations : sequence of (object, str)
+        The objects that callers pass as `op` (``MPI.SUM``, "sum") and the operation's name. They
+        are recognised by identity, and live as long as the cache.
+    in_place : object
+        What stands for "in place" as a send buffer (``MPI.IN_PLACE``).
+    lock : context manager
+        Held while a plan runs.
+    on_failure : callable
+        Called with the plan, and with the lock held, when a plan raised an exception.
+
+    Attributes
+    ----------
+    closed : bool
+        While it is set, `repeat` runs nothing.
+    """
+
+    cdef Entry entries[PLANS]
+    cdef list plans
+    cdef tuple operations
+    cdef PyObject *last_object
+    cdef PyObject *last_name
+    cdef object in_place
+    cdef object lock
+    cdef object on_failure
+    cdef public bint closed
+    cdef size_t clock
+
+    def __init__(self, operations, in_place, lock, on_failure):
+        self.plans = [None] * PLANS
+        self.operations = tuple(operations)
+        self.last_object = NULL
+        self.in_place = in_place
+        self.lock = lock
+        self.on_failure = on_failure
+        self.closed = False
+        self.clock = 0
+        for k in range(PLANS):
+            self.entries[k].op = NULL
+            self.entries[k].used = 0
+
+    cdef PyObject *name_of(self, op):
+        if self.last_object != <PyObject *> op:
+            for known, name in self.operations:
+                if known is op:
+                    self.last_object = <PyObject *> known
+                    self.last_name = <PyObject *> name
+                    break
+            else:
+                return NULL
+        return self.last_name
+
+    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
+                     PyObject *name) noexcept:
+        cdef Entry *entry
+        cdef int k
+        for k in range(PLANS):
+            entry = &self.entries[k]
+            if (entry.op == name and entry.nbytes == nbytes and entry.type_number == type_number
+                    and (entry.target == target or entry.target == 0)
+                    and (entry.source == source or entry.source == 0)):
+                self.clock += 1
+                entry.used = self.clock
+                return k
+        return -1
+
+    def repeat(self, sendbuf, recvbuf, op):
+        """Run the plan of an earlier, equal call and return it; None where there is none.
+
+        Equal means: the same op object, C-contiguous NumPy arrays of the same type and size,
+        at the same addresses unless the plan copies its data anyway.
+        """
+        cdef PyObject *name
+        cdef uintptr_t source, target
+        cdef size_t nbytes
+        cdef Plan plan
+        cdef int k, type_number
+        if not (cnp.PyArray_CheckExact(recvbuf) and cnp.PyArray_ISCARRAY(recvbuf)):
+            return None
+        target = <uintptr_t> cnp.PyArray_DATA(recvbuf)
+        nbytes = cnp.PyArray_NBYTES(recvbuf)
+        type_number = cnp.PyArray_TYPE(recvbuf)
+        if type_number == cnp.NPY_DATETIME or type_number == cnp.NPY_TIMEDELTA:
+            return None  # one number, many units
+        if sendbuf is self.in_place or sendbuf is None:
+            source = target
+        elif (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)
+                and cnp.PyArray_TYPE(sendbuf) == type_number
+                and <size_t> cnp.PyArray_NBYTES(sendbuf) == nbytes):
+            source = <uintptr_t> cnp.PyArray_DATA(sendbuf)
+            if source != target and source < target + nbytes and target < source + nbytes:
+                return None
+        else:
+            return None
+        name = self.name_of(op)
+        if name == NULL:
+            return None
+        with self.lock:
+            k = self.look_up(source, target, nbytes, type_number, name)
+            if k < 0 or self.closed:
+                return None
+            plan = self.plans[k]
+            if not plan.usable:
+                return None
+            try:
+                plan.execute(<char *> source, <char *> target)
+            except BaseException:
+                self.on_failure(plan)
+                raise
+        return plan
+
+    def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number, str name):
+        """Return the plan kept for these addresses, size, type number and operation, or None."""
+        cdef int k = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
+        return self.plans[k] if k >= 0 and self.plans[k].usable else None
+
+    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
+             str name, Plan plan):
+        """Keep a plan; address 0 stands for any (a plan that stages its data).
+
+        `name` must be the very string object of the operation table.
+        """
+        cdef int k
+        cdef int oldest = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
+        if oldest < 0:
+            oldest = 0
+            for k in range(PLANS):
+                if self.entries[k].used < self.entries[oldest].used:
+                    oldest = k
+        old = self.plans[oldest]
+        self.clock += 1
+        self.entries[oldest] = Entry(
+            source, target, nbytes, type_number, <PyObject *> name, self.clock
+        )
+        self.plans[oldest] = plan
+        if old is not None:
+            old.free()
+
+    def clear(self):
+        """Free all plans."""
+        for k in range(PLANS):
+            plan = self.plans[k]
+            self.plans[k] = None
+            self.entries[k].op = NULL
+            self.entries[k].used = 0
+            if plan is not None:
+                plan.free()

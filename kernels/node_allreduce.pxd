@@ -1,0 +1,62 @@
+# What node_allreduce.h and the headers below it declare, for Cython.
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "node_allreduce.h" nogil:
+    ctypedef struct counter:
+        pass
+    struct waiting:
+        long spins
+        int64_t yield_time
+        int64_t time_limit
+        int (*attend)(void *context) noexcept nogil
+        void *context
+    struct loops:
+        void (*reduce)(void *out, const void *left, const void *right, size_t n) noexcept nogil
+        void (*divide)(void *x, double divisor, size_t n) noexcept nogil
+        void (*widen)(void *out, const void *x, size_t n) noexcept nogil
+        void (*narrow)(void *out, const void *x, size_t n) noexcept nogil
+        double divisor
+        size_t itemsize
+        size_t partial_itemsize
+    struct header:
+        uint64_t nbytes
+        uint32_t kind
+    struct slot:
+        header headers[2]
+        counter given_up
+    struct node:
+        int rank
+        int size
+        slot **slots
+        char **arenas
+        size_t arena_bytes
+        const int *processes
+        waiting waiting
+        size_t segment_bytes
+        size_t gather_bytes
+        size_t slot_bytes
+        size_t shared_bytes
+        uint64_t calls
+        uint64_t segments
+        uint64_t pieces
+        int culprit
+        int design
+        const char **inputs
+        char **outputs
+        char *memory
+        char *staging
+    enum:
+        DONE
+        DIFFERENT
+        GIVEN_UP
+        UNREADABLE
+        ATTENDED
+        TIME_IS_UP
+        MEMORY_BYTES
+        STAGING_BYTES
+        SLOT_HEAD_BYTES
+    void announce(counter *flag, uint64_t value)
+    uint64_t current(const counter *flag)
+    int node_allreduce(node *node, const loops *loops, uint32_t kind, const char *x, char *y,
+                       size_t count)

@@ -1,0 +1,131 @@
+/* What the ranks of a node see of each other: one slot per rank, in memory that all of them map.
+ *
+ * A rank writes to its own slot only. It tells how far it is by counters that never go back, and so
+ * need no resetting; others wait for them. A call begins with its number and a description in one
+ * cache line, the header, together with the vector itself where that is short. There are two headers
+ * and two buffers of each kind, used in turn: whoever writes one has seen that all others have begun
+ * the call, or the segment, after the one that was in it. */
+#ifndef HPCCOLL_NODE_SLOTS_H
+#define HPCCOLL_NODE_SLOTS_H
+
+#include <stdalign.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tree.h"
+#include "waiting.h"
+
+enum {
+    LINE = 64,
+    INLINE_BYTES = 40,
+    /* Counters are apart by two lines, since processors fetch lines in pairs. */
+    APART = 128,
+    PAGE = 4096,
+};
+
+#define NOWHERE UINT64_MAX
+
+/* Where a rank's vector lies: addresses in its own process, and offsets in the arena that its peers
+ * map, or NOWHERE. */
+struct place {
+    uint64_t input, output;
+    uint64_t shared_input, shared_output;
+};
+
+struct header {
+    alignas(LINE) counter call; /* the call that the owner has begun; the rest belongs to it */
+    uint64_t nbytes;
+    uint32_t kind;              /* operation and type: equal on all ranks, as nbytes is */
+    uint32_t copied;            /* whether the first segment is in the owner's slot */
+    union {
+        char vector[INLINE_BYTES];
+        struct place place;
+    };
+};
+
+struct slot {
+    struct header headers[2];
+    alignas(APART) counter copied;   /* segments that the owner has copied in, of all calls */
+    alignas(APART) counter reduced;  /* pieces that it has finished */
+    alignas(APART) counter finished; /* calls in which it has read all that it needs */
+    alignas(APART) counter given_up; /* not 0 where it left a call before the end */
+    alignas(PAGE) char buffers[];    /* in, in, out, out: segment_bytes each */
+};
+
+struct node {
+    int rank, size;
+    struct slot **slots;     /* by rank, as this process maps them */
+    char **arenas;           /* by rank; NULL where there is none */
+    size_t arena_bytes;
+    const int *processes;    /* ids, for reading peers' memory; NULL where that is not allowed */
+    struct waiting waiting;
+
+    size_t segment_bytes;    /* of one buffer */
+    size_t gather_bytes;     /* up to here every rank reads all vectors and reduces them itself */
+    size_t slot_bytes;       /* up to here private vectors go through the slots */
+    size_t shared_bytes;     /* from here shared vectors are reduced where they lie */
+
+    uint64_t calls;          /* begun */
+    uint64_t segments;       /* copied in */
+    uint64_t pieces;         /* finished */
+    int culprit;             /* the rank that differs, or has given up */
+    int design;              /* of the last call */
+
+    const char **inputs;     /* room for one pointer per rank */
+    char **outputs;
+    char *memory;            /* MEMORY_BYTES */
+    char *staging;           /* STAGING_BYTES, for what is read from peers */
+};
+
+enum design { IN_LINE = 1, GATHERED, SLOTTED, READ_FROM_PEERS, SHARED };
+
+enum outcome { DONE = 0, DIFFERENT = -1, GIVEN_UP = -2, UNREADABLE = -3, ATTENDED = -4 };
+
+#define STAGING_BYTES ((size_t)512 << 10)
+#define MEMORY_BYTES ((size_t)MOST_LEVELS * BLOCK_BYTES)
+#define SLOT_HEAD_BYTES sizeof(struct slot)
+
+static struct slot *own_slot(const struct node *node)
+{
+    return node->slots[node->rank];
+}
+
+static void announce(counter *flag, uint64_t value)
+{
+    atomic_store_explicit(flag, value, memory_order_release);
+}
+
+static uint64_t current(const counter *flag)
+{
+    return atomic_load_explicit(flag, memory_order_acquire);
+}
+
+/* A slot's buffers for copying in, and for finished pieces; `turn` counts segments. */
+static char *in_buffer(const struct node *node, int rank, uint64_t turn)
+{
+    return node->slots[rank]->buffers + (turn % 2) * node->segment_bytes;
+}
+
+static char *out_buffer(const struct node *node, int rank, uint64_t turn)
+{
+    return node->slots[rank]->buffers + (2 + turn % 2) * node->segment_bytes;
+}
+
+/* Wait until a counter of every other rank has reached a value. */
+static int wait_for_all(struct node *node, size_t member, uint64_t value)
+{
+    for (int k = 1; k < node->size; k++) {
+        /* Neighbours first, so that not all look at the same rank. */
+        const int peer = (node->rank + k) % node->size;
+        const counter *flag = (const counter *)((const char *)node->slots[peer] + member);
+        const int outcome = wait_until(flag, value, &node->waiting);
+        if (outcome) {
+            if (outcome == TIME_IS_UP)
+                node->culprit = peer;
+            return outcome;
+        }
+    }
+    return DONE;
+}
+
+#endif
