@@ -21,7 +21,7 @@ endif
 BUILD_NEEDS := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
 # A call of its own: an installation that has just been made has compiled the kernels.
 COMPILE = @$(MAKE) --no-print-directory --quiet $(VENV)/.built
-KERNELS := setup.py $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h)
+KERNELS := setup.py $(wildcard kernels/*.pyx kernels/*.pxd kernels/*.h hpccoll/*.pxd)
 STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
 
 .DEFAULT_GOAL := help
@@ -58,7 +58,7 @@ test-openmpi:
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint kernels
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint kernels hpccoll/*.pxd
 
 types: $(VENV)/.installed-dev
 	$(COMPILE)

@@ -28,7 +28,10 @@ def extension(name: str, *headers: str) -> Extension:
         sources=[f"kernels/{name}.pyx"],
         depends=[f"kernels/{header}" for header in headers],
         include_dirs=["kernels", np.get_include()],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_23_API_VERSION")],
+        define_macros=[
+            ("NPY_NO_DEPRECATED_API", "NPY_1_23_API_VERSION"),
+            ("NPY_TARGET_VERSION", "NPY_1_25_API_VERSION"),  # of NumPy 1.26, the oldest allowed
+        ],
         extra_compile_args=COMPILE_ARGS,
     )
 
@@ -46,9 +49,8 @@ setup(
             ),
             extension("_plans"),
             extension("_executor"),
-            extension(
-                "_node", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"
-            ),
+            extension("_arena", "arena.h", "array_handler.h", "regions.h"),
+            extension("_node", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"),
         ],
         compiler_directives=DIRECTIVES,
     )
