@@ -1,38 +1,16 @@
-"""The loop that runs a program, and the table that finds it again (kernels/_executor.pyx)."""
+"""The loop that runs a program of messages (kernels/_executor.pyx)."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, final
 
+from hpccoll._plans import Loops, Plan
+
 OPCODES: dict[str, int]
-FAILED_TAG: int
-abandoned: list[Plan]
+abandoned: list[MessagePlan]
 
 @final
-class Loops:
-    """The loops of one operation on one type."""
-
-    def __init__(
-        self,
-        reduce: int | Callable[[int, int, int, int], None],
-        divide: int | Callable[[int, float, int], None] | None = None,
-        widen: int = 0,
-        narrow: int = 0,
-        divisor: float = 0,
-    ) -> None: ...
-
-@final
-class Plan:
+class MessagePlan(Plan):
     """A program bound to memory, requests and loops."""
-
-    info: Any
-    usable: bool
-    in_place: bool
-    bytes_sent: int
-    bytes_received: int
-    bytes_reduced: int
-    messages_sent: int
-    messages_received: int
 
     def __init__(
         self,
@@ -51,27 +29,3 @@ class Plan:
         keep: object,
         info: Any,
     ) -> None: ...
-    def run(self, source: int, target: int) -> None: ...
-    def free(self) -> None: ...
-
-@final
-class PlanCache:
-    """The plans of one communicator and one set of settings."""
-
-    closed: bool
-
-    def __init__(
-        self,
-        operations: Iterable[tuple[object, str]],
-        in_place: object,
-        lock: AbstractContextManager[Any],
-        on_failure: Callable[[Plan], None],
-    ) -> None: ...
-    def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
-    def find(
-        self, source: int, target: int, nbytes: int, type_number: int, name: str
-    ) -> Plan | None: ...
-    def keep(
-        self, source: int, target: int, nbytes: int, type_number: int, name: str, plan: Plan
-    ) -> None: ...
-    def clear(self) -> None: ...

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from hpccoll._executor import Plan
+from hpccoll._node import NodePlan
+from hpccoll._plans import Plan
 from hpccoll.engine import PlanInfo
 
 
@@ -14,9 +15,11 @@ class Call(NamedTuple):
     collective : str
         "allreduce".
     path : str
-        "point-to-point", or "native" where the MPI library ran the call.
+        "node" where all went through memory that the ranks of one node share, "point-to-point"
+        where messages were sent, or "native" where the MPI library ran the call.
     algorithm : str
-        What ran; "native" on that path.
+        What ran. On the node path one of "in_line", "gathered", "slotted", "read_from_peers" and
+        "shared" (docs/architecture.md has them); "native" on that path.
     op, dtype : str
         The operation ("other" for one without a name here) and the caller's type.
     count, nbytes : int
@@ -34,7 +37,7 @@ class Call(NamedTuple):
         Memory for received segments and for wider partial values; without the copies of small
         vectors and of arrays that had to be packed.
     segment_bytes : int
-        Upper limit of a message.
+        Upper limit of a message, or of what is copied at once on the node path.
     kernel : str
         The loops that reduced: a CPU target, "numpy", or "native".
     in_place : bool
@@ -65,13 +68,18 @@ def call_of(plan: Plan) -> Call:
     """Return what the last run of a plan did."""
     info: PlanInfo = plan.info
     task = info.task
-    dtype = task.reduction.dtype
+    reduction = task.reduction
+    if isinstance(plan, NodePlan):
+        path, algorithm, segment_bytes = "node", plan.design, plan.segment_bytes
+    else:
+        path, algorithm = "point-to-point", task.algorithm.name if task.algorithm else ""
+        segment_bytes = task.segment_count * reduction.partial_dtype.itemsize
     return Call(
         collective="allreduce",
-        path="point-to-point",
-        algorithm=task.algorithm.name,
+        path=path,
+        algorithm=algorithm,
         op=task.operation,
-        dtype=dtype.name,
+        dtype=reduction.dtype.name,
         count=task.count,
         nbytes=task.nbytes,
         size=info.size,
@@ -82,7 +90,7 @@ def call_of(plan: Plan) -> Call:
         bytes_received=plan.bytes_received,
         bytes_reduced=plan.bytes_reduced,
         scratch_bytes=info.scratch_bytes,
-        segment_bytes=task.segment_count * task.reduction.partial_dtype.itemsize,
-        kernel=task.reduction.kernel,
+        segment_bytes=segment_bytes,
+        kernel=reduction.kernel,
         in_place=plan.in_place,
     )

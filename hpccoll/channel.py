@@ -12,13 +12,16 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll import node as nodes
 from hpccoll import selection
-from hpccoll._executor import Plan, PlanCache
+from hpccoll._node import Node
+from hpccoll._plans import Plan, PlanCache
 from hpccoll.engine import Memory, Task, make_plan
 from hpccoll.ops import OPERATIONS, Operation
+from hpccoll.placement import discover
 from hpccoll.reduction import Reduction, find_reduction
 from hpccoll.selection import Settings
-from hpccoll.transport import MpiTransport
+from hpccoll.transport import FAILED_ON_NODE, MpiTransport
 
 # The objects that callers pass as `op`, by identity, and the name they stand for.
 OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
@@ -40,6 +43,12 @@ class Channel:
         Of the communicator.
     environment : str
         ``HPCCOLL_ALGORITHM`` as rank 0 has it.
+    topology : Topology
+        Which ranks share a node.
+    meeting : Meeting
+        What they share there.
+    node : Node or None
+        Where all ranks share one node and its memory: how they reach each other.
     memory : Memory
         Scratch memory of all plans.
     lock : threading.RLock
@@ -58,8 +67,16 @@ class Channel:
         self.size = private.size
         self.transport = MpiTransport(private)
         self.memory = Memory()
+        try:
+            mine = (selection.from_environment(), nodes.from_environment())
+            self.environment, sharing = private.bcast(mine, root=0)
+            self.topology = discover(private)
+            self.meeting = nodes.meet(private, self.topology, sharing, self._watch)
+        except BaseException:
+            private.Free()  # the error is that of all ranks
+            raise
+        self.node: Node | None = self.meeting.node if self.topology.is_one_node else None
         _channels.add(self)
-        self.environment: str = private.bcast(selection.from_environment(), root=0)
 
     def plans(self, settings: Settings) -> PlanCache:
         """Return the plans made with these settings."""
@@ -83,17 +100,19 @@ class Channel:
     def run(self, settings: Settings, task: Task, source: int, target: int) -> Plan:
         """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
         plans = self.plans(settings)
-        where = (0, 0) if task.staged else (source, target)
+        on_node = task.algorithm is None
+        where = (0, 0) if on_node or task.staged else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
         with self.lock:
             if self._unsettled:
                 self.transport.settle()
                 self._unsettled = False
+                self._catch_up()
                 self.open_plans(True)
             plan = plans.find(*key)
             # One type number stands for all units of times and durations.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
-                plan = make_plan(self.transport, self.memory, task, *where)
+                plan = self._make_plan(task, *where)
                 plans.keep(*key, plan)
             try:
                 plan.run(source, target)
@@ -102,11 +121,40 @@ class Channel:
                 raise
         return plan
 
+    def _make_plan(self, task: Task, source: int, target: int) -> Plan:
+        if task.algorithm is None and self.node is not None:
+            return nodes.make_node_plan(self.node, task, self.rank, self.size)
+        return make_plan(self.transport, self.memory, task, source, target)
+
+    def _watch(self, late: list[int]) -> None:
+        """See, while this rank waits in memory, whether others make a call by messages."""
+        other = self.transport.calls_otherwise(late)
+        if other is None:
+            return
+        if not self.transport.give_up([], -1, FAILED_ON_NODE):
+            self._unsettled = True
+            self.open_plans(False)
+        self.transport.missed_node_call = False
+        message = (
+            f"rank {other} makes another call than rank {self.rank} (of {self.size}), which waits "
+            "for it in the memory of their node: expected its part of this call, got a message. "
+            "Ranks passed different types or algorithms; the results of this call are not valid"
+        )
+        raise ValueError(message)
+
     def _after_failure(self, plan: Plan) -> None:
         """Note that messages of a failed call may still be under way."""
         if not plan.usable:
             self._unsettled = True
             self.open_plans(False)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Count the call that others have begun in the memory of the node without this rank."""
+        if self.transport.missed_node_call:
+            self.transport.missed_node_call = False
+            if self.node is not None:
+                self.node.skip_call()
 
     def open_plans(self, opened: bool) -> None:
         """Let earlier calls be repeated without coming through `run`, or not."""
@@ -120,6 +168,8 @@ class Channel:
         self._plans.clear()
         self.memory.clear()
         if not MPI.Is_finalized():
+            self.node = None
+            self.meeting.leave(self.transport.comm)
             self.transport.close()
 
 

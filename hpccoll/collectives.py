@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll import buffers, selection
-from hpccoll._executor import Plan
+from hpccoll._plans import Plan
 from hpccoll.buffers import Array
 from hpccoll.calls import Call
 from hpccoll.channel import Channel, channel_of
@@ -199,14 +199,15 @@ def allreduce_arrays(
     plan = channel.plans(settings).repeat(x, out, operation.name)
     if plan is not None:
         return plan
+    reduction = channel.reduction(operation, dtype)
     algorithm = selection.choose(
         settings,
         channel.environment,
         size=channel.size,
         nbytes=x.size * dtype.itemsize,
         count=x.size,
+        on_node=channel.node is not None and reduction.loops.compiled,
     )
-    reduction = channel.reduction(operation, dtype)
     task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
     with channel.lock:
         source, target = arrange(channel, x, out, dtype)

@@ -5,7 +5,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll import buffers
-from hpccoll._executor import Plan, PlanCache
+from hpccoll._plans import Plan, PlanCache
 from hpccoll.algorithms import AUTO
 from hpccoll.buffers import is_number
 from hpccoll.calls import Call, call_of

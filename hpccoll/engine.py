@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpccoll import transport as transports
-from hpccoll._executor import Plan
+from hpccoll._executor import MessagePlan
 from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import LOOKAHEAD, compile_program
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
-from hpccoll.transport import FAILED, Transport, message_tag
+from hpccoll.transport import FAILED_TAGS, Transport, message_tag
 
 SEGMENT_BYTES = 512 << 10
 """Default segment: a part of a second-level cache of today, and so large that the fixed cost of a
@@ -38,8 +38,8 @@ class Task:
     ----------
     call : str
         For messages: the call that the user made.
-    algorithm : Algorithm
-        Whose schedule runs.
+    algorithm : Algorithm or None
+        Whose schedule runs; None for the node path.
     operation : str
         Name of the operation.
     reduction : Reduction
@@ -51,7 +51,7 @@ class Task:
     """
 
     call: str
-    algorithm: Algorithm
+    algorithm: Algorithm | None
     operation: str
     reduction: Reduction
     count: int
@@ -85,6 +85,21 @@ class PlanInfo:
     steps: int
     scratch_bytes: int
 
+    def fail(self, why: str) -> NoReturn:
+        """Raise the error of a call that ended before its time.
+
+        Parameters
+        ----------
+        why : str
+            What happened.
+        """
+        message = (
+            f"{self.task.call}: {why} (rank {self.rank} of {self.size}, {self.task.operation} of "
+            f"{self.task.count} elements of {self.task.reduction.dtype} here). The communicator "
+            "cannot be used any more: make a new one with Dup"
+        )
+        raise RuntimeError(message)
+
     def mismatch(
         self, peer: int, expected: int, tag: int, got: int | None, got_tag: int
     ) -> NoReturn:
@@ -100,7 +115,7 @@ class PlanInfo:
             Bytes and tag that came; `got` is None where more came than there was room for.
         """
         wanted = f"{expected} bytes from rank {peer}"
-        if got_tag == FAILED:
+        if got_tag in FAILED_TAGS:
             came = "word that it has given up"
         elif got is None:
             came = "more"
@@ -172,7 +187,7 @@ def _program(
 
 def make_plan(
     transport: Transport, memory: Memory, task: Task, source: int = 0, target: int = 0
-) -> Plan:
+) -> MessagePlan:
     """Make the plan of one rank.
 
     Parameters
@@ -186,7 +201,9 @@ def make_plan(
     source, target : int
         Addresses of input and output; equal for a call in place, ignored where the task is staged.
     """
-    reduction = task.reduction
+    reduction, algorithm = task.reduction, task.algorithm
+    if algorithm is None:
+        raise ValueError("a task of the node path has no schedule")
     itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
     keep: list[object] = [reduction.loops]
     if task.staged:
@@ -200,7 +217,7 @@ def make_plan(
     # ones for any count, and a rank with another count is noticed. Program and messages are made
     # for at least one element per rank, and what lies behind the vector's end is cut off.
     program = _program(
-        task.algorithm,
+        algorithm,
         transport.rank,
         transport.size,
         max(task.count, transport.size),
@@ -265,14 +282,14 @@ def make_plan(
         task,
         transport.rank,
         transport.size,
-        len(task.algorithm.schedule(transport.rank, transport.size, task.count).steps)
+        len(algorithm.schedule(transport.rank, transport.size, task.count).steps)
         if task.count < transport.size
         else program.steps,
         # What a call touches; the places have room for longer messages that never come.
         scratch_bytes=work_bytes
         + LOOKAHEAD * max((nbytes(m) for m in program.receives if m.partial), default=0),
     )
-    return Plan(
+    return MessagePlan(
         [bind(code) for code in program.instructions],
         sends,
         receives,

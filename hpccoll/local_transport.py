@@ -126,6 +126,7 @@ class LocalTransport:
         self.size = world.size
         self.byte = None
         self.silent: set[int] = set()
+        self.missed_node_call = False
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -145,17 +146,21 @@ class LocalTransport:
         """Whether the error of a receive says that more came than there is room for."""
         return isinstance(error, LocalTruncationError)
 
-    def give_up(self, active: list[LocalRequest], told_by: int) -> bool:
+    def told(self, tag: int) -> bool:
+        """Note the tag of a message that came; return whether its sender has given up."""
+        return tag == FAILED
+
+    def give_up(self, active: list[LocalRequest], told_by: int, tag: int = FAILED) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
         self.silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
         # Before the others are told: what they send in their next call must not land here.
         for request in active:
             request.Cancel()
-            if request.came_tag == FAILED:
+            if self.told(request.came_tag):
                 self.silent.discard(request.route[0])
         for peer in range(self.size):
             if peer != self.rank:
-                self.send_request(0, 0, peer, FAILED).Start()
+                self.send_request(0, 0, peer, tag).Start()
         with self.world.changed:
             return self.world.changed.wait_for(self._all_heard, PATIENCE)
 
@@ -173,7 +178,7 @@ class LocalTransport:
             while sends and peer in self.silent:
                 send = sends.popleft()
                 send.active = False
-                if send.tag == FAILED:
+                if self.told(send.tag):
                     self.silent.discard(peer)
         self.world.changed.notify_all()
         return not self.silent

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll import _kernels
-from hpccoll._executor import Loops
+from hpccoll._plans import Loops
 from hpccoll.ops import Operation, check_type
 
 HALF_TYPES = ("float16", "bfloat16")

@@ -7,6 +7,7 @@ environment variable ``HPCCOLL_ALGORITHM`` (read on rank 0).
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
 
@@ -14,6 +15,39 @@ VARIABLE = "HPCCOLL_ALGORITHM"
 
 SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
+
+
+NODE_SEGMENT_BYTES = 64 << 10
+"""Of one of the buffers through which private vectors go inside a node: a few of them fit in a
+second-level cache."""
+
+
+class NodeLimits(NamedTuple):
+    """Which design runs inside a node at which size; kernels/node_allreduce.h has the designs.
+
+    Attributes
+    ----------
+    gather_bytes : int
+        Up to here every rank reads all vectors and reduces them itself: one wait per segment.
+    slot_bytes : int
+        Up to here vectors that are not shared go through the slots; above, ranks read each
+        other's private memory, where the system allows that.
+    shared_bytes : int
+        From here on, vectors that are shared are reduced where they lie.
+    """
+
+    gather_bytes: int
+    slot_bytes: int
+    shared_bytes: int
+
+
+def node_limits(size: int, crowded: bool) -> NodeLimits:
+    """Return the limits for `size` ranks on a node; `crowded`: with fewer cores than ranks."""
+    return NodeLimits(
+        gather_bytes=(1 << 30) if size == 2 else 8 << 10,
+        slot_bytes=(1 << 60) if not crowded else 1 << 20,
+        shared_bytes=2 << 10,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +135,20 @@ def select(*, size: int, nbytes: int, count: int) -> str:
 
 
 def choose(
-    settings: Settings, environment: str, *, size: int, nbytes: int, count: int
-) -> Algorithm:
-    """Return the algorithm that runs a call."""
+    settings: Settings, environment: str, *, size: int, nbytes: int, count: int, on_node: bool
+) -> Algorithm | None:
+    """Return the algorithm that runs a call; None for the node path.
+
+    Parameters
+    ----------
+    settings, environment
+        What was asked for; a named algorithm always runs as itself.
+    size, nbytes, count
+        As for `select`.
+    on_node : bool
+        Whether all ranks share memory, and the loops of the call can run there.
+    """
     name = requested(settings, environment)
-    return find(select(size=size, nbytes=nbytes, count=count) if name == AUTO else name)
+    if name != AUTO:
+        return find(name)
+    return None if on_node else find(select(size=size, nbytes=nbytes, count=count))

@@ -23,6 +23,11 @@ PATIENCE = 5.0
 FAILED = 1
 """Tag of a message that says: the sender has given up this call; there is no data."""
 
+FAILED_ON_NODE = 0
+"""Likewise, of a sender that had begun a call in the memory of its node, and has counted it."""
+
+FAILED_TAGS = (FAILED, FAILED_ON_NODE)
+
 
 def message_tag(operation: str, dtype: str, *, partial: bool, last: bool) -> int:
     """Return the tag of a message with data; receives take any tag, and look.
@@ -35,8 +40,8 @@ def message_tag(operation: str, dtype: str, *, partial: bool, last: bool) -> int
     --------
     >>> both = (False, True)
     >>> tags = {message_tag("sum", "int32", partial=p, last=last) for p in both for last in both}
-    >>> len(tags | {FAILED}), max(tags) < 32768
-    (5, True)
+    >>> len(tags | set(FAILED_TAGS)), max(tags) < 32768
+    (6, True)
     """
     what = f"{operation} {dtype} {'partial' if partial else 'finished'}"
     return 2 + 2 * (zlib.crc32(what.encode()) % 16381) + last
@@ -78,7 +83,14 @@ class Transport(Protocol):
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
 
-    def give_up(self, active: list[Request], told_by: int) -> bool:
+    missed_node_call: bool
+    """Another rank has told that it gave up a call through the memory of its node, which this rank
+    did not come to. The reader resets it."""
+
+    def told(self, tag: int) -> bool:
+        """Note the tag of a message that came; return whether its sender has given up."""
+
+    def give_up(self, active: list[Request], told_by: int, tag: int = FAILED) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send.
 
         A rank that has failed, or was told so, sends `FAILED` to every other one and nothing of
@@ -89,7 +101,9 @@ class Transport(Protocol):
         active : list of Request
             Receives that were started and not waited for. They are cancelled.
         told_by : int
-            The rank whose `FAILED` this one has received already, or -1.
+            The rank that has told this one already, or -1.
+        tag : int
+            One of `FAILED_TAGS`: what to tell.
 
         Returns
         -------
@@ -119,6 +133,7 @@ class MpiTransport:
         self.rank = comm.rank
         self.size = comm.size
         self.byte = MPI.BYTE
+        self.missed_node_call = False
         self._silent: set[int] = set()
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
@@ -141,7 +156,29 @@ class MpiTransport:
             return False
         return error.Get_error_class() == self._mpi.ERR_TRUNCATE
 
-    def give_up(self, active: list[Request], told_by: int) -> bool:
+    def told(self, tag: int) -> bool:
+        """Note the tag of a message that came; return whether its sender has given up."""
+        self.missed_node_call |= tag == FAILED_ON_NODE
+        return tag in FAILED_TAGS
+
+    def calls_otherwise(self, late: list[int]) -> int | None:
+        """Return a rank that does not come to this call, since it makes another one; or None.
+
+        Parameters
+        ----------
+        late : list of int
+            Ranks that have not come yet: a message from one of them belongs to another call.
+        """
+        for peer in late:
+            if self.comm.Iprobe(peer, self._mpi.ANY_TAG):
+                return peer
+        status = self._mpi.Status()
+        for tag in FAILED_TAGS if late else ():
+            if self.comm.Iprobe(self._mpi.ANY_SOURCE, tag, status):
+                return int(status.source)
+        return None
+
+    def give_up(self, active: list[Request], told_by: int, tag: int = FAILED) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
         self._silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
         status = self._mpi.Status()
@@ -151,7 +188,7 @@ class MpiTransport:
             if self._wait(request, status) and not status.Is_cancelled():
                 self._listen(status)
         told = [
-            self.comm.Isend([b"", 0, self.byte], peer, FAILED)
+            self.comm.Isend([b"", 0, self.byte], peer, tag)
             for peer in range(self.size)
             if peer != self.rank
         ]
@@ -177,7 +214,7 @@ class MpiTransport:
         time.sleep(1e-4)
 
     def _listen(self, status: "MPI.Status") -> None:
-        if status.tag == FAILED:
+        if self.told(status.tag):
             self._silent.discard(status.source)
 
     def _wait(self, request: Request, status: "MPI.Status") -> bool:

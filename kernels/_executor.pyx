@@ -22,12 +22,6 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(PyObject *callable)
     object PyObject_CallOneArg(PyObject *callable, PyObject *arg)
 
-# The same number as hpccoll.transport.FAILED; a unit test compares the two.
-cdef enum:
-    FAILED = 1
-
-FAILED_TAG = FAILED
-
 # The same numbers as hpccoll.program.Opcode; a unit test compares the two.
 cdef enum:
     START_RECEIVE = 0
@@ -286,7 +280,7 @@ cdef class MessagePlan(Plan):
         nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
         tag = PyObject_CallNoArgs(<PyObject *> self.get_tag)
         if nbytes != message.nbytes or tag != message.tag:
-            if tag == FAILED:
+            if self.transport.told(tag):
                 self.told_by = message.peer
             self.info.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
         self.bytes_received += nbytes

@@ -1,17 +1,19 @@
 # cython: language_level=3
 """Collectives among ranks that share memory: no message, no MPI call, no interpreter lock.
 
-A `Node` is what one rank knows of the others' slots; a `NodePlan` runs one collective there. How, is
+A `Node` is what one rank knows of the others' slots; a `NodePlan` runs one collective there. How is
 in node_allreduce.h; what the slots hold, in node_slots.h.
 """
 
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from hpccoll._plans cimport Loops, Plan
 from node_allreduce cimport (
+    APART,
     ATTENDED,
+    DESIGN_COUNT,
     DIFFERENT,
     DONE,
     GIVEN_UP,
@@ -21,9 +23,11 @@ from node_allreduce cimport (
     TIME_IS_UP,
     announce,
     current,
-    loops,
-    node,
+    design_names,
+    loops as c_loops,
+    node as c_node,
     node_allreduce,
+    reads_like,
     slot,
 )
 
@@ -32,13 +36,30 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 
-# By enum design of node_slots.h.
-DESIGNS = ("none", "in_line", "gathered", "slotted", "read_from_peers", "shared")
+DESIGNS = tuple([design_names[i].decode() for i in range(DESIGN_COUNT)])
+
+# What the address of a slot is a multiple of.
+ALIGNMENT = APART
 
 
 def slot_bytes(size_t segment_bytes):
     """Return the size of a slot with buffers of so many bytes."""
     return SLOT_HEAD_BYTES + 4 * segment_bytes
+
+
+def can_read(int process, uintptr_t there, uintptr_t here, size_t nbytes):
+    """Tell whether memory of another process can be read, and is what lies `here`.
+
+    Parameters
+    ----------
+    process : int
+        Its number.
+    there, here : int
+        Addresses, in that process and in this one.
+    nbytes : int
+        How much to compare, at most 64.
+    """
+    return reads_like(process, <void *> there, <void *> here, nbytes) != 0
 
 
 @cython.final
@@ -59,41 +80,46 @@ cdef class Node:
         Size of each.
     processes : sequence of int
         By rank: the process whose memory is read; empty where that is not allowed.
-    gather_bytes, slot_bytes, shared_bytes : int
-        Which design runs at which size; see node_slots.h.
-    spins, yield_time
+    members : sequence of int
+        By rank: what the communicator calls it.
+    limits : sequence of int
+        ``gather_bytes, slot_bytes, shared_bytes``: which design runs at which size; see
+        node_slots.h. Equal on all ranks.
+    spins, yield_time : int
         How to wait: looks, then nanoseconds.
     watch : callable
-        Called while waiting long; what it raises ends the call.
-    keep : object
-        Kept alive with the node.
+        Called while waiting long, with the ranks that have not begun the call that this one has
+        begun. What it raises ends the call: a ValueError where they make another one, which
+        all ranks have been told.
 
     Attributes
     ----------
+    members : tuple of int
+        As above.
+    segment_bytes : int
+        As above.
     broken : bool
         A call was left before its end: the ranks are out of step, and none can be made any more.
     """
 
-    cdef node state
+    cdef c_node state
     cdef object watch
-    cdef object keep
     cdef object error
+    cdef bint told
     cdef int *process_ids
+    cdef readonly tuple members
     cdef readonly bint broken
 
     def __cinit__(self, rank, slots, *, size_t segment_bytes, arenas, size_t arena_bytes, processes,
-                  size_t gather_bytes, size_t slot_bytes, size_t shared_bytes, long spins,
-                  long yield_time, watch, keep=None):
+                  members, limits, long spins, long yield_time, watch):
         cdef int size = len(slots)
         self.watch = watch
-        self.keep = keep
+        self.members = tuple(members)
         self.state.rank = rank
         self.state.size = size
         self.state.segment_bytes = segment_bytes
         self.state.arena_bytes = arena_bytes
-        self.state.gather_bytes = gather_bytes
-        self.state.slot_bytes = slot_bytes
-        self.state.shared_bytes = shared_bytes
+        self.state.gather_bytes, self.state.slot_bytes, self.state.shared_bytes = limits
         self.state.slots = <slot **> self.table(size)
         self.state.arenas = <char **> self.table(size)
         self.state.inputs = <const char **> self.table(size)
@@ -133,11 +159,34 @@ cdef class Node:
         PyMem_Free(self.state.memory)
         PyMem_Free(self.state.staging)
 
+    @property
+    def segment_bytes(self):
+        """Bytes of one buffer of a slot."""
+        return self.state.segment_bytes
+
+    def skip_call(self):
+        """Count a call that the peers have begun, and this rank did not come to."""
+        self.state.calls += 1
+
+    cdef list late(self):
+        """Return the ranks that have not begun the call that this one has begun."""
+        cdef uint64_t call = self.state.calls
+        if not self.state.beginning:
+            return []
+        return [
+            self.members[k]
+            for k in range(self.state.size)
+            if current(&self.state.slots[k].headers[call % 2].call) < call
+        ]
+
     cdef int attended(self) noexcept:
+        self.told = False
         try:
             PyErr_CheckSignals()
-            self.watch()
+            self.told = True
+            self.watch(self.late())
         except BaseException as error:
+            self.told = self.told and isinstance(error, ValueError)
             self.error = error
             return ATTENDED
         return 0
@@ -146,24 +195,29 @@ cdef class Node:
         """Raise the error of a call that did not come to its end."""
         cdef int peer = self.state.culprit
         cdef slot *theirs = self.state.slots[peer]
+        member = self.members[peer]
         if outcome == DIFFERENT:
             # All ranks have seen that, before any data moved: they are still in step.
-            header = theirs.headers[self.state.calls % 2]
-            plan.info.mismatch(peer, plan.nbytes, plan.kind, header.nbytes, header.kind)
+            nbytes = theirs.headers[self.state.calls % 2].nbytes
+            kind = theirs.headers[self.state.calls % 2].kind
+            plan.info.mismatch(member, plan.nbytes, plan.kind, nbytes, kind)
+        error, self.error = self.error, None
+        if outcome == ATTENDED and self.told:
+            # Some ranks make another call, and all have been told: they are still in step.
+            raise error
         self.broken = True
         announce(&self.state.slots[self.state.rank].given_up, 1)
         if outcome == ATTENDED:
-            error, self.error = self.error, None
             raise error
         if outcome == GIVEN_UP:
-            plan.info.fail(f"rank {peer} of the node has left a call before its end")
+            plan.info.fail(f"rank {member} has left a call before its end")
         if outcome == TIME_IS_UP:
-            plan.info.fail(f"rank {peer} of the node did not come in time")
-        plan.info.fail("the memory of another rank of the node could not be read")
+            plan.info.fail(f"rank {member} did not come in time")
+        plan.info.fail("the memory of another rank could not be read")
 
 
 cdef int attend(void *context) noexcept nogil:
-    cdef node *state = &(<Node> context).state
+    cdef c_node *state = &(<Node> context).state
     cdef int k
     for k in range(state.size):
         if current(&state.slots[k].given_up):
@@ -193,7 +247,7 @@ cdef class NodePlan(Plan):
     """
 
     cdef Node node
-    cdef loops loops
+    cdef c_loops loops
     cdef Loops kept
     cdef int kind
     cdef size_t count
@@ -221,11 +275,16 @@ cdef class NodePlan(Plan):
         """How the last run moved the data: one of `DESIGNS`."""
         return DESIGNS[self.design_number]
 
+    @property
+    def segment_bytes(self):
+        """Bytes of one buffer of a slot."""
+        return self.node.segment_bytes
+
     cdef int execute(self, char *source, char *target) except -1:
         cdef int outcome
         cdef Node node = self.node
         if node.broken:
-            self.info.fail("an earlier call on this communicator was left before its end")
+            self.info.fail("an earlier call was left before its end, here or on another rank")
         self.in_place = source == target
         with nogil:
             outcome = node_allreduce(

@@ -1,11 +1,11 @@
 /* All-reduce among the ranks of a node, through memory that they share.
  *
- *     IN_LINE          a short vector lies in the header: one flag, and everyone reduces
- *     GATHERED         every rank copies its vector to its slot; everyone reads all and reduces
- *     SLOTTED          segment by segment: copy in, reduce one piece each, gather the others
- *     READ_FROM_PEERS  each rank reduces a chunk, reading the peers' private memory, then reads
+ *     in_line          a short vector lies in the header: one flag, and everyone reduces
+ *     gathered         every rank copies its vector to its slot; everyone reads all and reduces
+ *     slotted          segment by segment: copy in, reduce one piece each, gather the others
+ *     read_from_peers  each rank reduces a chunk, reading the peers' private memory, then reads
  *                      the other chunks from them
- *     SHARED           vectors in arenas: each rank reduces a chunk and stores it to all outputs
+ *     shared           vectors in arenas: each rank reduces a chunk and stores it to all outputs
  *
  * All evaluate the expression of tree.h. Which one runs follows from the size, and from what the
  * headers say of all ranks. */
@@ -38,6 +38,7 @@ static int begin_call(struct node *node, struct header *mine)
 {
     const uint64_t call = node->calls;
     int outcome = DONE;
+    node->beginning = 1;
     announce(&mine->call, call);
     for (int k = 1; k < node->size; k++) {
         const int peer = (node->rank + k) % node->size;
@@ -53,6 +54,7 @@ static int begin_call(struct node *node, struct header *mine)
             outcome = DIFFERENT;
         }
     }
+    node->beginning = 0;
     return outcome;
 }
 
@@ -161,6 +163,17 @@ static int read_peer(const struct node *node, int peer, char *to, uint64_t from,
     return DONE;
 }
 
+/* Whether another process' memory can be read, and is what is expected. */
+static int reads_like(int process, const void *there, const void *here, size_t nbytes)
+{
+    char read[64];
+    const struct iovec local = {read, nbytes}, remote = {(void *)there, nbytes};
+    if (nbytes > sizeof read)
+        return 0;
+    return process_vm_readv(process, &local, 1, &remote, 1, 0) == (ssize_t)nbytes
+           && memcmp(read, here, nbytes) == 0;
+}
+
 static int end_call(struct node *node)
 {
     announce(&own_slot(node)->finished, node->calls);
@@ -254,7 +267,7 @@ static int node_allreduce(struct node *node, const struct loops *loops, uint32_t
     mine->kind = kind;
     if (nbytes <= INLINE_BYTES) {
         memcpy(mine->vector, x, nbytes);
-        node->design = IN_LINE;
+        node->design = DESIGN_in_line;
         const int outcome = begin_call(node, mine);
         return outcome ? outcome : reduce_in_line(node, loops, count, y);
     }
@@ -275,20 +288,23 @@ static int node_allreduce(struct node *node, const struct loops *loops, uint32_t
     if (outcome)
         return outcome;
     if (nbytes >= node->shared_bytes && all_shared(node)) {
-        node->design = SHARED;
+        node->design = DESIGN_shared;
         return reduce_shared(node, loops, count);
     }
     if (!through_slots) {
-        node->design = READ_FROM_PEERS;
+        node->design = DESIGN_read_from_peers;
         return reduce_from_peers(node, loops, x, y, count);
     }
     /* Those whose vectors are shared left them where they are, but some others' are not. */
     int told = 1;
     for (int k = 0; k < node->size; k++)
         told &= (int)node->slots[k]->headers[node->calls % 2].copied;
-    node->design = nbytes <= node->gather_bytes ? GATHERED : SLOTTED;
-    return node->design == GATHERED ? reduce_gathered(node, loops, x, y, count, told)
-                                    : reduce_slotted(node, loops, x, y, count, told);
+    if (nbytes <= node->gather_bytes) {
+        node->design = DESIGN_gathered;
+        return reduce_gathered(node, loops, x, y, count, told);
+    }
+    node->design = DESIGN_slotted;
+    return reduce_slotted(node, loops, x, y, count, told);
 }
 
 #endif

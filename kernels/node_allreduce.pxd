@@ -20,6 +20,7 @@ cdef extern from "node_allreduce.h" nogil:
         size_t itemsize
         size_t partial_itemsize
     struct header:
+        counter call
         uint64_t nbytes
         uint32_t kind
     struct slot:
@@ -40,6 +41,7 @@ cdef extern from "node_allreduce.h" nogil:
         uint64_t calls
         uint64_t segments
         uint64_t pieces
+        int beginning
         int culprit
         int design
         const char **inputs
@@ -56,6 +58,10 @@ cdef extern from "node_allreduce.h" nogil:
         MEMORY_BYTES
         STAGING_BYTES
         SLOT_HEAD_BYTES
+        APART
+        DESIGN_COUNT
+    const char *const *design_names
+    int reads_like(int process, const void *there, const void *here, size_t nbytes)
     void announce(counter *flag, uint64_t value)
     uint64_t current(const counter *flag)
     int node_allreduce(node *node, const loops *loops, uint32_t kind, const char *x, char *y,

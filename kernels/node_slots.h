@@ -20,7 +20,6 @@ enum {
     INLINE_BYTES = 40,
     /* Counters are apart by two lines, since processors fetch lines in pairs. */
     APART = 128,
-    PAGE = 4096,
 };
 
 #define NOWHERE UINT64_MAX
@@ -49,7 +48,7 @@ struct slot {
     alignas(APART) counter reduced;  /* pieces that it has finished */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter given_up; /* not 0 where it left a call before the end */
-    alignas(PAGE) char buffers[];    /* in, in, out, out: segment_bytes each */
+    alignas(APART) char buffers[];   /* in, in, out, out: segment_bytes each */
 };
 
 struct node {
@@ -65,7 +64,8 @@ struct node {
     size_t slot_bytes;       /* up to here private vectors go through the slots */
     size_t shared_bytes;     /* from here shared vectors are reduced where they lie */
 
-    uint64_t calls;          /* begun */
+    uint64_t calls;          /* begun, among them those that this rank did not come to */
+    int beginning;           /* while it is not known whether all ranks make the same call */
     uint64_t segments;       /* copied in */
     uint64_t pieces;         /* finished */
     int culprit;             /* the rank that differs, or has given up */
@@ -77,7 +77,13 @@ struct node {
     char *staging;           /* STAGING_BYTES, for what is read from peers */
 };
 
-enum design { IN_LINE = 1, GATHERED, SLOTTED, READ_FROM_PEERS, SHARED };
+#define DESIGNS(X) X(none) X(in_line) X(gathered) X(slotted) X(read_from_peers) X(shared)
+
+#define DESIGN_NUMBER(name) DESIGN_##name,
+enum { DESIGNS(DESIGN_NUMBER) DESIGN_COUNT };
+
+#define DESIGN_NAME(name) #name,
+static const char *const design_names[DESIGN_COUNT] = {DESIGNS(DESIGN_NAME)};
 
 enum outcome { DONE = 0, DIFFERENT = -1, GIVEN_UP = -2, UNREADABLE = -3, ATTENDED = -4 };
 

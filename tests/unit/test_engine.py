@@ -11,7 +11,7 @@ from local_ranks import run
 
 import hpccoll
 from hpccoll import transport
-from hpccoll._executor import Loops
+from hpccoll._plans import Loops
 from hpccoll.algorithms import ALGORITHMS
 from hpccoll.engine import SEGMENT_BYTES, STAGE_BYTES
 from hpccoll.reduction import Reduction

@@ -1,0 +1,60 @@
+"""Collectives among ranks that share memory (kernels/_node.pyx)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from hpccoll._plans import Loops, Plan
+
+ALIGNMENT: int
+DESIGNS: tuple[str, ...]
+
+def slot_bytes(segment_bytes: int) -> int: ...
+def can_read(process: int, there: int, here: int, nbytes: int) -> bool: ...
+
+@final
+class Node:
+    """One rank's view of the slots of a node."""
+
+    members: tuple[int, ...]
+    broken: bool
+
+    def __init__(
+        self,
+        rank: int,
+        slots: Sequence[int],
+        *,
+        segment_bytes: int,
+        arenas: Sequence[int],
+        arena_bytes: int,
+        processes: Sequence[int],
+        members: Sequence[int],
+        limits: Sequence[int],
+        spins: int,
+        yield_time: int,
+        watch: Callable[[list[int]], object],
+    ) -> None: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    def skip_call(self) -> None: ...
+
+@final
+class NodePlan(Plan):
+    """One collective among the ranks of a node."""
+
+    nbytes: int
+
+    def __init__(
+        self,
+        node: Node,
+        loops: Loops,
+        *,
+        itemsize: int,
+        partial_itemsize: int,
+        kind: int,
+        count: int,
+        info: Any,
+    ) -> None: ...
+    @property
+    def design(self) -> str: ...
+    @property
+    def segment_bytes(self) -> int: ...

@@ -1,0 +1,57 @@
+"""What a call runs by, and the table that finds it again (kernels/_plans.pyx)."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+@final
+class Loops:
+    """The loops of one operation on one type."""
+
+    def __init__(
+        self,
+        reduce: int | Callable[[int, int, int, int], None],
+        divide: int | Callable[[int, float, int], None] | None = None,
+        widen: int = 0,
+        narrow: int = 0,
+        divisor: float = 0,
+    ) -> None: ...
+    @property
+    def compiled(self) -> bool: ...
+
+class Plan:
+    """One collective on vectors of one size, type and operation; a base class."""
+
+    info: Any
+    usable: bool
+    in_place: bool
+    bytes_sent: int
+    bytes_received: int
+    bytes_reduced: int
+    messages_sent: int
+    messages_received: int
+
+    def run(self, source: int, target: int) -> None: ...
+    def free(self) -> None: ...
+
+@final
+class PlanCache:
+    """The plans of one communicator and one set of settings."""
+
+    closed: bool
+
+    def __init__(
+        self,
+        operations: Iterable[tuple[object, str]],
+        in_place: object,
+        lock: AbstractContextManager[Any],
+        on_failure: Callable[[Plan], None],
+    ) -> None: ...
+    def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
+    def find(
+        self, source: int, target: int, nbytes: int, type_number: int, name: str
+    ) -> Plan | None: ...
+    def keep(
+        self, source: int, target: int, nbytes: int, type_number: int, name: str, plan: Plan
+    ) -> None: ...
+    def clear(self) -> None: ...

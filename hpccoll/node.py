@@ -1,0 +1,240 @@
+"""Ranks that share a node meet: each maps the others' memory, and learns what is allowed here.
+
+What they share is the arena of each process (`hpccoll.arena`). Where the system does not let peers
+map it, they take an MPI shared window in its place. Where that does not work either, or the
+environment variable ``HPCCOLL_NODE`` says "off", there is no node path, on no rank.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll import _arena, _node, arena, selection
+from hpccoll._node import Node, NodePlan
+from hpccoll.engine import PlanInfo, Task
+from hpccoll.topology import Topology
+from hpccoll.transport import message_tag
+from hpccoll.waiting import Waiting
+
+VARIABLE = "HPCCOLL_NODE"
+CHOICES = ("auto", "arena", "window", "off")
+
+WINDOW_BYTES = 64 << 20
+"""Room for arrays in a window, beside the slot, unless ``HPCCOLL_ARENA`` says otherwise: a window
+lies in /dev/shm, which is often small."""
+
+
+@dataclass(slots=True)
+class Meeting:
+    """What a rank and its peers on the node found.
+
+    Attributes
+    ----------
+    node : Node or None
+        Their view of each other; None where they share no memory.
+    members : tuple of int
+        The ranks of the communicator that are here, in order.
+    memory : str
+        "arena", "window", or "none".
+    reads_peers : bool
+        Whether a rank may read its peers' private memory.
+    region : int
+        Where `hpccoll.empty` allocates so that peers see it: 0, or the window's.
+    why_not : str
+        Why something is not there; empty otherwise.
+    """
+
+    node: Node | None
+    members: tuple[int, ...]
+    memory: str = "none"
+    reads_peers: bool = False
+    region: int = 0
+    why_not: str = ""
+    _slot: int = 0
+    _window: MPI.Win | None = None
+    _peers: list[arena.Descriptor] = field(default_factory=list)
+
+    def leave(self, comm: MPI.Intracomm) -> None:
+        """Give everything back. Collective: peers may still be looking at this rank's slot."""
+        comm.Barrier()
+        self.node = None  # plans may still hold it, and are not run any more
+        for peer in self._peers:
+            arena.unmap_peer(peer)
+        if self._slot:
+            _arena.free(self._slot)
+        if self._window is not None:
+            try:
+                _arena.remove_region(self.region)
+            except BufferError:
+                return  # arrays live there: the window lasts as long as the process
+            self._window.Free()
+
+
+def from_environment() -> str:
+    """Return the value of ``HPCCOLL_NODE`` in this process, or "auto"."""
+    return os.environ.get(VARIABLE, "").strip() or CHOICES[0]
+
+
+def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Meeting:
+    """Let the ranks of each node meet. Collective over all of `comm`; all get the same kind.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        A private communicator.
+    topology : Topology
+        Of its ranks.
+    choice : str
+        One of `CHOICES`, equal on all ranks.
+    watch : callable
+        Called while waiting long.
+
+    Raises
+    ------
+    ValueError
+        On all ranks: `choice` is none, or ``HPCCOLL_WAIT`` or ``HPCCOLL_ARENA`` of some rank
+        cannot be read.
+    """
+    if choice not in CHOICES:
+        message = (
+            f"environment variable {VARIABLE} is {choice!r}; wanted one of {', '.join(CHOICES)}"
+        )
+        raise ValueError(message)
+    members = topology.peers(comm.rank)
+    if topology.largest == 1 or choice == "off":
+        why = f"{VARIABLE} is off" if choice == "off" else "every rank is alone on its node"
+        return Meeting(None, members, why_not=why)
+    waiting = Waiting.agree(comm, topology)
+    why = ""
+    if choice != "window":
+        meeting = _in_arenas(comm, members, waiting, watch)
+        if meeting.node is not None or choice == "arena":
+            return meeting
+        why = meeting.why_not
+    meeting = _in_window(comm, topology, waiting, watch)
+    meeting.why_not = "; ".join(filter(None, (why, meeting.why_not)))
+    return meeting
+
+
+def _in_arenas(
+    comm: MPI.Intracomm, members: tuple[int, ...], waiting: Waiting, watch: Any
+) -> Meeting:
+    """Meet in the processes' arenas."""
+    nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES) + _node.ALIGNMENT
+    slot, invitation, refusal, unreadable = 0, None, "", ""
+    try:
+        peer = arena.descriptor()
+        slot = _arena.allocate(nbytes, zeroed=True)
+        invitation = (peer, _arena.base(), _aligned(slot) - _arena.base())
+    except (OSError, MemoryError, RuntimeError) as error:
+        refusal = str(error)
+    except ValueError as error:  # a setting that cannot be read
+        unreadable = str(error)
+    offers = comm.allgather((invitation, refusal, unreadable))
+    _raise_first(offer[2] for offer in offers)
+    mapped: list[arena.Descriptor] = []
+    slots, arenas, readable = [], [], True
+    refusals = [offers[member][1] for member in members if offers[member][1]]
+    if not refusals:
+        try:
+            for member in members:
+                peer, there, offset = offers[member][0]
+                base = arena.map_peer(peer)
+                mapped.append(peer)
+                arenas.append(base)
+                slots.append(base + offset)
+                # The nonce at its start tells one arena from the other.
+                readable &= _node.can_read(peer.pid, there, base, len(peer.nonce))
+        except OSError as error:
+            refusals.append(str(error))
+    # One word for all ranks, also those of other nodes: the path must be the same everywhere.
+    agreed = comm.allgather((refusals[:1], readable))
+    whys = [why for refused, _ in agreed for why in refused]
+    reads_peers = all(can for _, can in agreed)
+    if whys:
+        meeting = Meeting(None, members, why_not=whys[0], _slot=slot, _peers=mapped)
+        meeting.leave(comm)
+        return meeting
+    pids = [peer.pid for peer in mapped] if reads_peers else []
+    node = Node(
+        members.index(comm.rank),
+        slots,
+        segment_bytes=selection.NODE_SEGMENT_BYTES,
+        arenas=arenas,
+        arena_bytes=_arena.capacity(),
+        processes=pids,
+        members=members,
+        limits=selection.node_limits(len(members), waiting.crowded),
+        spins=waiting.spins,
+        yield_time=waiting.yield_nanoseconds,
+        watch=watch,
+    )
+    return Meeting(node, members, "arena", reads_peers, _slot=slot, _peers=mapped)
+
+
+def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch: Any) -> Meeting:
+    """Meet in a shared window of MPI, a part of which is for arrays."""
+    members = topology.peers(comm.rank)
+    nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
+    text = os.environ.get(arena.VARIABLE)
+    room = WINDOW_BYTES if text is None else arena.parse_size(text)
+    room = max(comm.allgather(room))
+    here = MPI.Intracomm(comm.Split(topology.nodes[comm.rank], comm.rank))
+    window, why = None, ""
+    try:
+        # The standard wants an error, not a crash, where ranks do not share memory.
+        window = MPI.Win.Allocate_shared(nbytes + room + 2 * _node.ALIGNMENT, 1, comm=here)
+    except MPI.Exception as error:
+        why = f"no shared window: {error.Get_error_string()}"
+    whys = [text for text in comm.allgather(why) if text]
+    if whys or window is None:
+        if window is not None:
+            window.Free()
+        here.Free()
+        return Meeting(None, members, why_not=whys[0])
+    slots = [_aligned(window.Shared_query(k)[0].address) for k in range(here.size)]
+    MPI.buffer.fromaddress(slots[here.rank], nbytes)[:] = bytes(nbytes)
+    here.Barrier()
+    here.Free()
+    arenas = [_aligned(slot + nbytes) for slot in slots]
+    region = _arena.add_region(arenas[members.index(comm.rank)], room)
+    node = Node(
+        members.index(comm.rank),
+        slots,
+        segment_bytes=selection.NODE_SEGMENT_BYTES,
+        arenas=arenas,
+        arena_bytes=room,
+        processes=[],
+        members=members,
+        limits=selection.node_limits(len(members), waiting.crowded),
+        spins=waiting.spins,
+        yield_time=waiting.yield_nanoseconds,
+        watch=watch,
+    )
+    return Meeting(node, members, "window", region=region, _window=window)
+
+
+def _aligned(address: int) -> int:
+    return address + -address % _node.ALIGNMENT
+
+
+def _raise_first(texts: Any) -> None:
+    for text in filter(None, texts):
+        raise ValueError(text)
+
+
+def make_node_plan(node: Node, task: Task, rank: int, size: int) -> NodePlan:
+    """Make the plan of one rank for vectors at any address."""
+    reduction = task.reduction
+    dtype = reduction.dtype
+    return NodePlan(
+        node,
+        reduction.loops,
+        itemsize=dtype.itemsize,
+        partial_itemsize=reduction.partial_dtype.itemsize,
+        kind=message_tag(task.operation, dtype.name, partial=False, last=False),
+        count=task.count,
+        info=PlanInfo(task, rank, size, 0, 0),
+    )
