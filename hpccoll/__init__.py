@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpccoll.collectives import allreduce
     from hpccoll.comm import Comm
     from hpccoll.information import info
+    from hpccoll.shared import empty, full, is_shared, shared_arrays, zeros
 
 __version__ = "0.1.0"
 
@@ -25,15 +26,25 @@ __all__ = [
     "Simulation",
     "algorithms",
     "allreduce",
+    "empty",
+    "full",
     "info",
+    "is_shared",
+    "shared_arrays",
     "simulate",
+    "zeros",
 ]
 
 _HOMES = {
     "Call": "hpccoll.calls",
     "Comm": "hpccoll.comm",
     "allreduce": "hpccoll.collectives",
+    "empty": "hpccoll.shared",
+    "full": "hpccoll.shared",
     "info": "hpccoll.information",
+    "is_shared": "hpccoll.shared",
+    "shared_arrays": "hpccoll.shared",
+    "zeros": "hpccoll.shared",
 }
 
 

@@ -1,7 +1,7 @@
 """The arena: memory of this process that its peers on the node can map.
 
-Each process has one, made when it is first asked for. `hpccoll.empty` allocates from it; a peer that
-was told its descriptor maps it, and finds any array in it by its offset. Nothing here is
+Each process has one, made when it is first asked for. `hpccoll.empty` allocates from it; a peer
+that was told its descriptor maps it, and finds any array in it by its offset. Nothing here is
 collective, and nothing needs MPI.
 
 A forked child shares the arena of its parent: it sees and changes the same arrays. It can neither
@@ -42,8 +42,8 @@ def parse_size(text: str) -> int:
 
     Examples
     --------
-    >>> parse_size("4G"), parse_size("1.5 k"), parse_size("65536")
-    (4294967296, 1536, 65536)
+    >>> parse_size("4G"), parse_size("1.5 m"), parse_size("65536")
+    (4294967296, 1572864, 65536)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     nbytes = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
@@ -114,28 +114,31 @@ def ensure_open() -> None:
     """
     if _arena.is_open() and not _arena.is_forked():
         return
+    text = os.environ.get(VARIABLE)
+    # Pages that are never touched cost nothing, so by default there is room for all that the
+    # machine could hold; but not for more than all peers can map.
+    most = min(total_memory(), ADDRESSES // (os.cpu_count() or 1))
+    capacity = most if text is None else parse_size(text)
     with _opening:
-        text = os.environ.get(VARIABLE)
-        # Pages that are never touched cost nothing, so by default there is room for all that the
-        # machine could hold; but not for more than all peers can map.
-        wanted = (
-            min(total_memory(), ADDRESSES // (os.cpu_count() or 1))
-            if text is None
-            else parse_size(text)
+        error = _try_to_open(capacity)
+        # There may be a limit on addresses or on the size of files (ulimit -v, -f).
+        while error and text is None and capacity > most >> 8:
+            capacity //= 2
+            error = _try_to_open(capacity)
+    if error:
+        message = (
+            f"cannot make the arena of {format_size(capacity)} for arrays that the node shares "
+            f"(memfd_create, mmap): {error.strerror}"
         )
-        while True:
-            try:
-                return _arena.open_arena(wanted)
-            except OSError as error:
-                # A limit on addresses or on the size of files (ulimit -v, -f).
-                if text is None and wanted > SMALLEST << 10:
-                    wanted //= 2
-                    continue
-                message = (
-                    f"cannot make the arena of {format_size(wanted)} for arrays that the node "
-                    f"shares (memfd_create, mmap): {error.strerror}"
-                )
-                raise OSError(error.errno, message) from None
+        raise OSError(error.errno, message)
+
+
+def _try_to_open(capacity: int) -> OSError | None:
+    try:
+        _arena.open_arena(capacity)
+    except OSError as error:
+        return error
+    return None
 
 
 def descriptor() -> Descriptor:
@@ -185,7 +188,7 @@ def map_peer(peer: Descriptor) -> int:
         another process of that number.
     """
     peer = Descriptor(*peer)
-    if _arena.is_open() and peer.nonce == Descriptor(*_own()).nonce:
+    if peer.nonce == _arena.nonce():
         return _arena.base()
     key = peer.pid, peer.nonce
     with _peers_lock:

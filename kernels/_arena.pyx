@@ -49,7 +49,7 @@ cdef extern from "arena.h" nogil:
         unsigned char *nonce
     arena_facts arena
     int arena_open(size_t capacity)
-    char *peer_map(long pid, int fd, size_t capacity, const unsigned char *nonce,
+    char *peer_map(long pid, int fd, size_t capacity, const unsigned char *wanted,
                    const char **what)
     int peer_unmap(char *base, size_t capacity)
 
@@ -123,17 +123,23 @@ def descriptor():
         raise RuntimeError("a forked child process has no arena of its own that a peer could map")
     if arena.base == NULL:
         raise RuntimeError("the arena has not been made yet")
-    nonce = PyBytes_FromStringAndSize(<char *> arena.nonce, NONCE_BYTES)
-    return arena.pid, arena.fd, arena.capacity, nonce
+    return arena.pid, arena.fd, arena.capacity, nonce()
 
 
-def map_peer(long pid, int fd, size_t capacity, bytes nonce):
+def nonce():
+    """Return the random bytes that the arena begins with; none before it was made."""
+    if arena.base == NULL:
+        return b""
+    return PyBytes_FromStringAndSize(<char *> arena.nonce, NONCE_BYTES)
+
+
+def map_peer(long pid, int fd, size_t capacity, bytes wanted):
     """Map the arena of another process and return its address; OSError where it cannot be."""
     cdef const char *what = NULL
-    if len(nonce) != NONCE_BYTES:
-        raise ValueError(f"nonce has {len(nonce)} bytes; wanted {NONCE_BYTES}")
-    cdef const unsigned char *wanted = nonce
-    cdef char *address = peer_map(pid, fd, capacity, wanted, &what)
+    if len(wanted) != NONCE_BYTES:
+        raise ValueError(f"the nonce has {len(wanted)} bytes; wanted {NONCE_BYTES}")
+    cdef const unsigned char *first = wanted
+    cdef char *address = peer_map(pid, fd, capacity, first, &what)
     if address == NULL:
         error = errno
         raise OSError(

@@ -13,7 +13,7 @@ PACKAGE = Path(hpccoll.chunks.__file__).parent
 
 LAYERS = (
     {"chunks"},
-    {"schedule"},
+    {"arena", "schedule"},
     {"algorithms"},
     {"prover", "simulator", "program"},
     {"compiler"},
@@ -21,7 +21,7 @@ LAYERS = (
     {"engine"},
     {"selection", "channel"},
     {"calls"},
-    {"comm", "collectives"},
+    {"comm", "collectives", "shared"},
     {"information"},
     {"benchmark"},
     {"__main__"},
@@ -29,6 +29,7 @@ LAYERS = (
 """From the bottom up. A module may import what stands below it or beside it."""
 
 PURE = {
+    "arena": {"_arena"},
     "chunks": set(),
     "schedule": {"chunks"},
     "algorithms": {"algorithms", "chunks", "schedule"},
