@@ -48,6 +48,7 @@ setup(
                 "target_loops.h",
             ),
             extension("_plans"),
+            extension("_comm"),
             extension("_executor"),
             extension("_arena", "arena.h", "array_handler.h", "regions.h"),
             extension("_node", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"),

@@ -1,6 +1,8 @@
 # What kernels/_plans.pyx declares, for the modules whose plans it keeps.
 
-from libc.stdint cimport int64_t
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_type_lock
+from libc.stdint cimport int64_t, uintptr_t
 
 ctypedef void (*reduce_loop)(void *out, const void *left, const void *right,
                              size_t n) noexcept nogil
@@ -30,3 +32,44 @@ cdef class Plan:
     cdef readonly int64_t messages_received
 
     cdef int execute(self, char *source, char *target) except -1
+
+
+cdef class Turn:
+    cdef PyThread_type_lock lock
+    cdef unsigned long owner
+    cdef int depth
+
+    cdef int take(self) except -1
+    cdef void leave(self) noexcept
+
+
+cdef struct Entry:
+    uintptr_t source
+    uintptr_t target
+    size_t nbytes
+    int type_number
+    PyObject *op       # one of the interned operation names
+    size_t used        # the cache's clock when it was last used; 0 where the entry is empty
+
+
+cdef enum:
+    PLANS = 32
+
+
+cdef class PlanCache:
+    cdef Entry entries[PLANS]
+    cdef list plans
+    cdef tuple operations
+    cdef PyObject *last_object
+    cdef PyObject *last_name
+    cdef object in_place
+    cdef Turn turn
+    cdef object on_failure
+    cdef public bint closed
+    cdef size_t clock
+    cdef int last
+
+    cdef PyObject *name_of(self, op)
+    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
+                     PyObject *name) noexcept
+    cpdef Plan repeat(self, sendbuf, recvbuf, op)

@@ -1,7 +1,6 @@
 """What a call runs by, and the table that finds it again (kernels/_plans.pyx)."""
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any, final
 
 @final
@@ -35,6 +34,13 @@ class Plan:
     def free(self) -> None: ...
 
 @final
+class Turn:
+    """A lock that threads take turns with, and one thread may take again."""
+
+    def __enter__(self) -> Turn: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
 class PlanCache:
     """The plans of one communicator and one set of settings."""
 
@@ -44,7 +50,7 @@ class PlanCache:
         self,
         operations: Iterable[tuple[object, str]],
         in_place: object,
-        lock: AbstractContextManager[Any],
+        turn: Turn,
         on_failure: Callable[[Plan], None],
     ) -> None: ...
     def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...

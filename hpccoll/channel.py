@@ -15,7 +15,7 @@ from mpi4py import MPI
 from hpccoll import node as nodes
 from hpccoll import selection
 from hpccoll._node import Node
-from hpccoll._plans import Plan, PlanCache
+from hpccoll._plans import Plan, PlanCache, Turn
 from hpccoll.engine import Memory, Task, make_plan
 from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.placement import discover
@@ -51,7 +51,7 @@ class Channel:
         Where all ranks share one node and its memory: how they reach each other.
     memory : Memory
         Scratch memory of all plans.
-    lock : threading.RLock
+    turn : Turn
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
 
@@ -59,7 +59,7 @@ class Channel:
         private = MPI.Intracomm(comm).Dup()
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
-        self.lock = threading.RLock()
+        self.turn = Turn()
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
@@ -85,7 +85,7 @@ class Channel:
             if len(self._plans) >= MOST_SETTINGS:
                 for plans in self._plans.values():
                     plans.clear()
-            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self.lock, self._after_failure)
+            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self.turn, self._after_failure)
             self._plans[settings] = found
         return found
 
@@ -103,7 +103,7 @@ class Channel:
         on_node = task.algorithm is None
         where = (0, 0) if on_node or task.staged else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
-        with self.lock:
+        with self.turn:
             if self._unsettled:
                 self.transport.settle()
                 self._unsettled = False

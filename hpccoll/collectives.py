@@ -209,7 +209,7 @@ def allreduce_arrays(
         on_node=channel.node is not None and reduction.loops.compiled,
     )
     task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
-    with channel.lock:
+    with channel.turn:
         source, target = arrange(channel, x, out, dtype)
         plan = channel.run(settings, task, source.ctypes.data, target.ctypes.data)
         if not buffers.same_memory(target, out):

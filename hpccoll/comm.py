@@ -4,8 +4,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll import buffers
-from hpccoll._plans import Plan, PlanCache
+from hpccoll import _comm, buffers
+from hpccoll._plans import Plan
 from hpccoll.algorithms import AUTO
 from hpccoll.buffers import is_number
 from hpccoll.calls import Call, call_of
@@ -54,8 +54,7 @@ class Comm(MPI.Intracomm):
 
     # Class attributes: mpi4py makes instances of this class (in `Dup`) without calling `__init__`.
     _settings: Settings = Settings()
-    _plans: PlanCache | None = None
-    _last: "Plan | Call | None" = None
+    _recent: _comm.Recent | None = None
 
     def __new__(
         cls,
@@ -85,57 +84,18 @@ class Comm(MPI.Intracomm):
     @property
     def last_call(self) -> Call | None:
         """What the last all-reduce through this object did on this rank; None before the first."""
-        last = self._last
+        last = None if self._recent is None else self._recent.last
         return call_of(last) if isinstance(last, Plan) else last
 
     def note_call(self, call: "Plan | Call") -> None:
         """Remember what `last_call` tells."""
-        self._last = call
+        if self._recent is None:
+            self._recent = _comm.Recent()
+        self._recent.last = call
 
     # -- collectives -------------------------------------------------------------------------------
 
-    def Allreduce(  # noqa: N802 - mpi4py's name
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM
-    ) -> None:
-        """Combine a vector from every rank and leave the result on every rank.
-
-        Collective, with mpi4py's signature and buffer forms. All ranks get identical bytes.
-
-        Parameters
-        ----------
-        sendbuf : buffer, MPI.IN_PLACE or None
-            This rank's vector: an array, or ``[array, count]``, ``[array, datatype]``,
-            ``[array, count, datatype]``, ``[array, (count, displacement), datatype]``. Arrays of
-            any layout; elements pair up by index. In place (MPI.IN_PLACE, None, or the memory of
-            `recvbuf`) the vector is taken from `recvbuf`.
-        recvbuf : buffer
-            Receives the result: the same count and type, writable.
-        op : mpi4py.MPI.Op or str, default MPI.SUM
-            A predefined operation or one of hpccoll's names ("mean", "fmin", ...). Others
-            (user-made, MAXLOC, MINLOC) go to the MPI library, as do derived datatypes and device
-            memory; `last_call.path` says "native" then.
-
-        Raises
-        ------
-        TypeError
-            Types differ, or the operation makes no sense on the type.
-        ValueError
-            Counts differ. On all ranks, where they passed different counts, types, operations,
-            algorithms or segment sizes and this showed in a message.
-        BufferError
-            `recvbuf` is read-only.
-
-        See Also
-        --------
-        hpccoll.allreduce : the same as a function.
-        """
-        plans = self._plans
-        if plans is not None:
-            plan = plans.repeat(sendbuf, recvbuf, op)
-            if plan is not None:
-                self._last = plan
-                return
-        self._allreduce(sendbuf, recvbuf, op)
+    Allreduce = _comm.Allreduce
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> None:
         with Caller("Allreduce", self) as caller:
@@ -176,7 +136,9 @@ class Comm(MPI.Intracomm):
             caller.ran = allreduce_arrays(
                 "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
             )
-            self._plans = channel_of(self, "Allreduce").plans(self._settings)
+            if self._recent is None:
+                self._recent = _comm.Recent()
+            self._recent.plans = channel_of(self, "Allreduce").plans(self._settings)
 
     # -- communicators made from this one ----------------------------------------------------------
 

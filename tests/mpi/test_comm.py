@@ -330,7 +330,7 @@ def test_a_channel_goes_with_its_communicator(comm):
     for algorithm in ALGORITHMS:
         hpccoll.allreduce(x, out=out, comm=duplicate, algorithm=algorithm)
     duplicate.Allreduce(x, out)
-    channel, plan = channel_of(duplicate), duplicate._last
+    channel, plan = channel_of(duplicate), duplicate._recent.last
     assert plan.usable
     assert channel.memory.nbytes
     duplicate.Free()
