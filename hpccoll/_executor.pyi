@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from hpccoll._plans import Loops, Plan
+from hpccoll._plans import Levels, Loops, Plan
 
 OPCODES: dict[str, int]
 abandoned: list[MessagePlan]
@@ -22,6 +22,7 @@ class MessagePlan(Plan):
         itemsize: int,
         partial_itemsize: int,
         nbytes: int,
+        levels: Levels | None = None,
         stage_in: int = 0,
         stage_out: int = 0,
         transport: Any,

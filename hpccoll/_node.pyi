@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from hpccoll._plans import Loops, Plan
+from hpccoll._plans import Levels, Loops, Plan
 
 ALIGNMENT: int
 DESIGNS: tuple[str, ...]
@@ -58,3 +58,24 @@ class NodePlan(Plan):
     def design(self) -> str: ...
     @property
     def segment_bytes(self) -> int: ...
+
+@final
+class NodeLevels(Levels):
+    """What a hierarchical all-reduce does inside the node."""
+
+    def __init__(
+        self,
+        node: Node,
+        loops: Loops,
+        *,
+        itemsize: int,
+        partial_itemsize: int,
+        kind: int,
+        count: int,
+        leader_ranks: Sequence[int],
+        pieces: int,
+        input: int,
+        partial: int,
+        output: int,
+        info: Any,
+    ) -> None: ...

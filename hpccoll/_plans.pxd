@@ -34,6 +34,13 @@ cdef class Plan:
     cdef int execute(self, char *source, char *target) except -1
 
 
+cdef class Levels:
+    cdef int begin(self, char *source, char *target) except -1
+    cdef int reduce(self, int piece) except -1
+    cdef int publish(self, int piece) except -1
+    cdef int end(self) except -1
+
+
 cdef class Turn:
     cdef PyThread_type_lock lock
     cdef unsigned long owner

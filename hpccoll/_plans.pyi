@@ -33,6 +33,9 @@ class Plan:
     def run(self, source: int, target: int) -> None: ...
     def free(self) -> None: ...
 
+class Levels:
+    """What a hierarchical plan does inside its node, piece by piece; a base class."""
+
 @final
 class Turn:
     """A lock that threads take turns with, and one thread may take again."""

@@ -37,6 +37,10 @@ class Opcode(enum.IntEnum):
     """out = left, from the caller's type to the wider partial type."""
     FINISH = 7
     """out = finished left: divided where the operation is a mean, narrowed where it was widened."""
+    NODE_REDUCE = 8
+    """Of a hierarchical plan: reduce piece `index` over the node."""
+    NODE_PUBLISH = 9
+    """Piece `index` of the slice that this rank leads is finished: its node may have it."""
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from hpccoll._plans cimport Loops, Plan
+from hpccoll._plans cimport Levels, Loops, Plan
 
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(PyObject *callable)
@@ -32,6 +32,8 @@ cdef enum:
     COPY = 5
     WIDEN = 6
     FINISH = 7
+    NODE_REDUCE = 8
+    NODE_PUBLISH = 9
 
 OPCODES = {
     "START_RECEIVE": START_RECEIVE,
@@ -42,6 +44,8 @@ OPCODES = {
     "COPY": COPY,
     "WIDEN": WIDEN,
     "FINISH": FINISH,
+    "NODE_REDUCE": NODE_REDUCE,
+    "NODE_PUBLISH": NODE_PUBLISH,
 }
 
 # Loops shorter than this run with the interpreter lock held: giving it up and taking it again
@@ -117,6 +121,8 @@ cdef class MessagePlan(Plan):
         Bytes per element of the caller's type and of partial values.
     nbytes : int
         Bytes of the caller's vector.
+    levels : Levels, optional
+        Of a hierarchical plan: what it does inside the node.
     stage_in, stage_out : int
         Addresses that the vector is copied to before, and from after; 0 where the program
         works on the caller's memory itself.
@@ -143,6 +149,7 @@ cdef class MessagePlan(Plan):
     cdef char *stage_in
     cdef char *stage_out
     cdef Loops loops
+    cdef Levels levels
     cdef object status
     cdef object get_count
     cdef object get_tag
@@ -154,8 +161,10 @@ cdef class MessagePlan(Plan):
     cdef object keep
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
-                 nbytes, stage_in=0, stage_out=0, transport, status, keep, info):
+                 nbytes, Levels levels=None, stage_in=0, stage_out=0, transport, status, keep,
+                 info):
         self.loops = loops
+        self.levels = levels
         self.itemsize = itemsize
         self.partial_itemsize = partial_itemsize
         self.nbytes = nbytes
@@ -223,7 +232,11 @@ cdef class MessagePlan(Plan):
             memcpy(self.stage_in, source, self.nbytes)
         self.usable = False
         try:
+            if self.levels is not None:
+                self.levels.begin(source, target)
             self.follow_instructions()
+            if self.levels is not None:
+                self.levels.end()
         except BaseException:
             self.give_up()
             raise
@@ -262,6 +275,10 @@ cdef class MessagePlan(Plan):
             elif code.opcode == COPY:
                 with nogil:
                     memcpy(code.out, code.left, code.count * self.itemsize)
+            elif code.opcode == NODE_REDUCE:
+                self.levels.reduce(code.index)
+            elif code.opcode == NODE_PUBLISH:
+                self.levels.publish(code.index)
             else:
                 run_widen(self.loops, code)
         return 0

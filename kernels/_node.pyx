@@ -9,8 +9,8 @@ cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport uint64_t, uintptr_t
 
-from hpccoll._plans cimport Loops, Plan
-from node_allreduce cimport (
+from hpccoll._plans cimport Levels, Loops, Plan
+from node_levels cimport (
     APART,
     ATTENDED,
     DESIGN_COUNT,
@@ -24,6 +24,11 @@ from node_allreduce cimport (
     announce,
     current,
     design_names,
+    levels as c_levels,
+    levels_begin,
+    levels_end,
+    levels_publish,
+    levels_reduce,
     loops as c_loops,
     node as c_node,
     node_allreduce,
@@ -191,16 +196,21 @@ cdef class Node:
             return ATTENDED
         return 0
 
-    cdef int fail(self, int outcome, NodePlan plan) except -1:
+    cdef int check(self, info) except -1:
+        if self.broken:
+            info.fail("an earlier call was left before its end, here or on another rank")
+        return 0
+
+    cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind_number) except -1:
         """Raise the error of a call that did not come to its end."""
         cdef int peer = self.state.culprit
         cdef slot *theirs = self.state.slots[peer]
         member = self.members[peer]
         if outcome == DIFFERENT:
             # All ranks have seen that, before any data moved: they are still in step.
-            nbytes = theirs.headers[self.state.calls % 2].nbytes
-            kind = theirs.headers[self.state.calls % 2].kind
-            plan.info.mismatch(member, plan.nbytes, plan.kind, nbytes, kind)
+            their_nbytes = theirs.headers[self.state.calls % 2].nbytes
+            their_kind = theirs.headers[self.state.calls % 2].kind
+            info.mismatch(member, nbytes, kind_number, their_nbytes, their_kind)
         error, self.error = self.error, None
         if outcome == ATTENDED and self.told:
             # Some ranks make another call, and all have been told: they are still in step.
@@ -210,10 +220,10 @@ cdef class Node:
         if outcome == ATTENDED:
             raise error
         if outcome == GIVEN_UP:
-            plan.info.fail(f"rank {member} has left a call before its end")
+            info.fail(f"rank {member} has left a call before its end")
         if outcome == TIME_IS_UP:
-            plan.info.fail(f"rank {member} did not come in time")
-        plan.info.fail("the memory of another rank could not be read")
+            info.fail(f"rank {member} did not come in time")
+        info.fail("the memory of another rank could not be read")
 
 
 cdef int attend(void *context) noexcept nogil:
@@ -283,8 +293,7 @@ cdef class NodePlan(Plan):
     cdef int execute(self, char *source, char *target) except -1:
         cdef int outcome
         cdef Node node = self.node
-        if node.broken:
-            self.info.fail("an earlier call was left before its end, here or on another rank")
+        node.check(self.info)
         self.in_place = source == target
         with nogil:
             outcome = node_allreduce(
@@ -292,5 +301,99 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
-            node.fail(outcome, self)
+            node.fail(outcome, self.info, self.nbytes, self.kind)
+        return 0
+
+
+@cython.final
+cdef class NodeLevels(Levels):
+    """What a hierarchical all-reduce does inside the node, for a plan of messages between nodes.
+
+    Parameters
+    ----------
+    node : Node
+    loops : Loops
+        Compiled ones.
+    itemsize, partial_itemsize : int
+        Bytes per element of the caller's type and of partial values.
+    kind : int
+        What must be equal on all ranks of the node beside the number of bytes.
+    count : int
+        Elements of the vector.
+    leader_ranks : sequence of int
+        By slice: number of its leader on this node.
+    pieces : int
+        Per slice.
+    input, partial, output : int
+        Addresses in the own arena: room for the vector, and for partial and finished values of
+        the slice that this rank leads.
+    info : object
+        As of the plan.
+    """
+
+    cdef c_levels state
+    cdef Node node
+    cdef Loops kept
+    cdef object info
+    cdef int *leader_numbers
+    cdef int kind
+    cdef Py_ssize_t nbytes
+
+    def __cinit__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count,
+                  leader_ranks, pieces, uintptr_t input, uintptr_t partial, uintptr_t output, info):
+        self.node = node
+        self.kept = loops
+        self.info = info
+        self.kind = kind
+        self.nbytes = count * itemsize
+        self.leader_numbers = <int *> node.table(len(leader_ranks))
+        self.state.node = &node.state
+        self.state.loops.reduce = loops.reduce
+        self.state.loops.widen = loops.widen
+        self.state.loops.itemsize = itemsize
+        self.state.loops.partial_itemsize = partial_itemsize
+        self.state.count = count
+        self.state.leaders = len(leader_ranks)
+        self.state.leader_ranks = self.leader_numbers
+        self.state.slice = -1
+        for slice_number, rank in enumerate(leader_ranks):
+            self.leader_numbers[slice_number] = rank
+            if rank == node.state.rank:
+                self.state.slice = slice_number
+        self.state.pieces = pieces
+        self.state.input = <char *> input
+        self.state.partial = <char *> partial
+        self.state.output = <char *> output
+
+    def __dealloc__(self):
+        PyMem_Free(self.leader_numbers)
+
+    cdef int begin(self, char *source, char *target) except -1:
+        cdef int outcome
+        self.node.check(self.info)
+        with nogil:
+            outcome = levels_begin(&self.state, self.kind, source, target)
+        return self.checked(outcome)
+
+    cdef int reduce(self, int piece) except -1:
+        cdef int outcome
+        with nogil:
+            outcome = levels_reduce(&self.state, piece)
+        return self.checked(outcome)
+
+    cdef int publish(self, int piece) except -1:
+        cdef int outcome
+        with nogil:
+            outcome = levels_publish(&self.state, piece)
+        return self.checked(outcome)
+
+    cdef int end(self) except -1:
+        cdef int outcome
+        with nogil:
+            outcome = levels_end(&self.state)
+        return self.checked(outcome)
+
+    cdef int checked(self, int outcome) except -1:
+        if outcome != DONE:
+            self.node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0

@@ -85,6 +85,26 @@ cdef class Plan:
         self.usable = False
 
 
+cdef class Levels:
+    """What a hierarchical plan does inside its node, piece by piece; a base class."""
+
+    cdef int begin(self, char *source, char *target) except -1:
+        """Begin a call; the first piece can be reduced."""
+        raise NotImplementedError
+
+    cdef int reduce(self, int piece) except -1:
+        """Reduce this rank's share of a piece over the node."""
+        raise NotImplementedError
+
+    cdef int publish(self, int piece) except -1:
+        """Tell peers that a piece of the own slice is finished."""
+        raise NotImplementedError
+
+    cdef int end(self) except -1:
+        """Collect what is finished, until all is."""
+        raise NotImplementedError
+
+
 @cython.final
 cdef class Turn:
     """A lock that threads take turns with, and one thread may take again; a context manager.

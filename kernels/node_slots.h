@@ -29,6 +29,7 @@ enum {
 struct place {
     uint64_t input, output;
     uint64_t shared_input, shared_output;
+    uint64_t shared_partial; /* of a hierarchical call: where partial values go */
 };
 
 struct header {
@@ -46,6 +47,7 @@ struct slot {
     struct header headers[2];
     alignas(APART) counter copied;   /* segments that the owner has copied in, of all calls */
     alignas(APART) counter reduced;  /* pieces that it has finished */
+    alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter given_up; /* not 0 where it left a call before the end */
     alignas(APART) char buffers[];   /* in, in, out, out: segment_bytes each */
@@ -68,6 +70,7 @@ struct node {
     int beginning;           /* while it is not known whether all ranks make the same call */
     uint64_t segments;       /* copied in */
     uint64_t pieces;         /* finished */
+    uint64_t published;      /* pieces of hierarchical calls */
     int culprit;             /* the rank that differs, or has given up */
     int design;              /* of the last call */
 
@@ -77,7 +80,7 @@ struct node {
     char *staging;           /* STAGING_BYTES, for what is read from peers */
 };
 
-#define DESIGNS(X) X(none) X(in_line) X(gathered) X(slotted) X(read_from_peers) X(shared)
+#define DESIGNS(X) X(none) X(in_line) X(gathered) X(slotted) X(read_from_peers) X(shared) X(levels)
 
 #define DESIGN_NUMBER(name) DESIGN_##name,
 enum { DESIGNS(DESIGN_NUMBER) DESIGN_COUNT };

@@ -22,6 +22,12 @@ struct loops {
     size_t partial_itemsize;
 };
 
+/* Bytes per element of the result: without `narrow`, what was widened stays so. */
+static size_t result_itemsize(const struct loops *loops)
+{
+    return loops->narrow ? loops->itemsize : loops->partial_itemsize;
+}
+
 enum {
     BLOCK_BYTES = 8192,
     /* Operands that wait for their partner, at most one per level of the tree, and one more. */
@@ -66,7 +72,7 @@ static void reduce_block(const struct loops *loops, const char *const *inputs, i
     char *result = (char *)stack[0];
     if (size == 1 && !loops->narrow) {
         if (result != out)
-            memmove(out, result, n * loops->itemsize);
+            memmove(out, result, n * result_itemsize(loops));
         result = out;
     }
     if (loops->divide)
@@ -84,10 +90,10 @@ static void reduce_range(const struct loops *loops, const char *const *inputs, i
     const size_t block = BLOCK_BYTES / loops->partial_itemsize;
     for (; start < stop; start += block) {
         const size_t n = stop - start < block ? stop - start : block;
-        const size_t offset = start * loops->itemsize;
+        const size_t offset = start * result_itemsize(loops);
         reduce_block(loops, inputs, size, start, n, outputs[0] + offset, memory);
         for (int k = 1; k < output_count; k++)
-            memcpy(outputs[k] + offset, outputs[0] + offset, n * loops->itemsize);
+            memcpy(outputs[k] + offset, outputs[0] + offset, n * result_itemsize(loops));
     }
 }
 

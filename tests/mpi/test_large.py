@@ -28,7 +28,7 @@ def test_more_than_2_to_the_31_elements() -> None:
             part = x[start : start + block]
             part[:] = mine[: part.size]
         wrapped.Allreduce(MPI.IN_PLACE, x)
-        assert wrapped.last_call.path == "point-to-point"
+        assert wrapped.last_call.path != "native"
         assert wrapped.last_call.bytes_sent >= COUNT - 1
         for start in range(0, COUNT, block):
             part = x[start : start + block]

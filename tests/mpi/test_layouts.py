@@ -107,7 +107,7 @@ def test_comm_allreduce_takes_any_layout(comm, layout):
             out.array[...] = -1
             assert comm.Allreduce(x.array, out.array) is None
             check_result(out.array, comm, shape)
-        assert comm.last_call.path == "point-to-point"
+        assert comm.last_call.path != "native"
         np.testing.assert_array_equal(x.array, mine(comm, shape))
         out.check_gaps()
         x.check_gaps()

@@ -57,7 +57,7 @@ def test_comm_allreduce_takes_tensors(torch, comm):
         x, out = tensor(torch, mine, torch.float32), torch.zeros(count)
         for _ in range(2):
             wrapped.Allreduce(x, out)
-            assert wrapped.last_call.path == "point-to-point"
+            assert wrapped.last_call.path != "native"
             assert out.numpy().tobytes() == total.tobytes()
             out.zero_()
         with pytest.raises(TypeError, match=r"requires grad"):

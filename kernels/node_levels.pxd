@@ -1,8 +1,8 @@
-# What node_allreduce.h and the headers below it declare, for Cython.
+# What node_levels.h and the headers below it declare, for Cython.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-cdef extern from "node_allreduce.h" nogil:
+cdef extern from "node_levels.h" nogil:
     ctypedef struct counter:
         pass
     struct waiting:
@@ -66,3 +66,18 @@ cdef extern from "node_allreduce.h" nogil:
     uint64_t current(const counter *flag)
     int node_allreduce(node *node, const loops *loops, uint32_t kind, const char *x, char *y,
                        size_t count)
+    struct levels:
+        node *node
+        loops loops
+        size_t count
+        int leaders
+        const int *leader_ranks
+        int slice
+        int pieces
+        char *input
+        char *partial
+        char *output
+    int levels_begin(levels *levels, uint32_t kind, const char *source, char *target)
+    int levels_reduce(levels *levels, int piece)
+    int levels_publish(levels *levels, int piece)
+    int levels_end(levels *levels)
