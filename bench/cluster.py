@@ -152,15 +152,16 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def run_name(pid: int) -> str | None:
-    """Return what the namespaces of a process begin with; None if there is no such process.
+    """Return what the namespaces of a process begin with; None if it is gone.
 
     With the time at which it started, since process numbers come again.
     """
     try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return f"{NAME}-{pid}-{status.rpartition(')')[2].split()[19]}"
+    status = text.rpartition(")")[2].split()  # from the third field on: state, ..., start
+    return None if status[0] in "ZX" else f"{NAME}-{pid}-{status[19]}"
 
 
 def namespaces(beginning: str) -> list[str]:
