@@ -262,6 +262,16 @@ def test_what_the_benchmark_sends_goes_over_the_links(launch: Launch) -> None:
 
 
 @pytest.mark.limit(60)
+def test_both_directions_of_each_link_are_limited(able: ModuleType) -> None:
+    with able.Cluster(2, RATE // 4).built() as cluster:
+        ends = [(cluster.node(number), able.DEVICE) for number in range(2)]
+        ends += [(cluster.switch, f"p{number}") for number in range(2)]
+        for name, device in ends:
+            said = able.call("tc", "-n", name, "qdisc", "show", "dev", device)
+            assert re.match(r"qdisc tbf \S+ root .*\brate 250Mbit\b", said), (name, said)
+
+
+@pytest.mark.limit(60)
 def test_a_program_that_fails_hands_on_its_status(launch: Launch) -> None:
     done = launch("-N", "2", *launch.program("raise SystemExit(3)"), limit=45)
     assert done.status == 3, done.output
