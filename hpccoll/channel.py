@@ -16,6 +16,7 @@ from hpccoll import selection
 from hpccoll._executor import Plan, PlanCache
 from hpccoll.engine import Memory, Task, make_plan
 from hpccoll.ops import OPERATIONS, Operation
+from hpccoll.placement import discover
 from hpccoll.reduction import Reduction, find_reduction
 from hpccoll.selection import Settings
 from hpccoll.transport import MpiTransport
@@ -40,6 +41,8 @@ class Channel:
         Of the communicator.
     environment : str
         ``HPCCOLL_ALGORITHM`` as rank 0 has it.
+    topology : Topology
+        Which ranks share a node.
     memory : Memory
         Scratch memory of all plans.
     lock : threading.RLock
@@ -50,6 +53,11 @@ class Channel:
         private = MPI.Intracomm(comm).Dup()
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
+        try:
+            self.topology = discover(private)
+        except BaseException:
+            private.Free()  # the error is that of all ranks
+            raise
         self.lock = threading.RLock()
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}

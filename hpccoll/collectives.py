@@ -207,7 +207,15 @@ def allreduce_arrays(
         count=x.size,
     )
     reduction = channel.reduction(operation, dtype)
-    task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
+    task = Task(
+        call,
+        algorithm,
+        operation.name,
+        reduction,
+        x.size,
+        settings.segment_bytes,
+        channel.topology,
+    )
     with channel.lock:
         source, target = arrange(channel, x, out, dtype)
         plan = channel.run(settings, task, source.ctypes.data, target.ctypes.data)

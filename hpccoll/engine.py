@@ -16,6 +16,7 @@ from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import LOOKAHEAD, compile_program
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
+from hpccoll.topology import Topology
 from hpccoll.transport import FAILED, Transport, message_tag
 
 SEGMENT_BYTES = 512 << 10
@@ -48,6 +49,8 @@ class Task:
         Elements of the vector.
     segment_bytes : int or None
         Upper limit of a message; None for the default.
+    topology : Topology or None
+        Which ranks share a node; None for all.
     """
 
     call: str
@@ -56,6 +59,12 @@ class Task:
     reduction: Reduction
     count: int
     segment_bytes: int | None
+    topology: Topology | None = None
+
+    @property
+    def placed(self) -> Algorithm:
+        """The algorithm on that topology."""
+        return self.algorithm.on(self.topology)
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +159,7 @@ class Memory:
 @functools.lru_cache(maxsize=128)
 def _program(
     algorithm: Algorithm,
+    topology: Topology | None,
     rank: int,
     size: int,
     count: int,
@@ -161,7 +171,7 @@ def _program(
 ) -> Program:
     """Compile once what arrays at other addresses use again."""
     return compile_program(
-        algorithm.schedule(rank, size, count),
+        algorithm.on(topology).schedule(rank, size, count),
         segment_count=segment_count,
         room=segment_count,
         in_place=in_place,
@@ -201,6 +211,7 @@ def make_plan(
     # for at least one element per rank, and what lies behind the vector's end is cut off.
     program = _program(
         task.algorithm,
+        task.topology if task.algorithm.hierarchical else None,
         transport.rank,
         transport.size,
         max(task.count, transport.size),
@@ -265,7 +276,7 @@ def make_plan(
         task,
         transport.rank,
         transport.size,
-        len(task.algorithm.schedule(transport.rank, transport.size, task.count).steps)
+        len(task.placed.schedule(transport.rank, transport.size, task.count).steps)
         if task.count < transport.size
         else program.steps,
         # What a call touches; the places have room for longer messages that never come.
