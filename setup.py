@@ -51,7 +51,9 @@ setup(
             extension("_comm"),
             extension("_executor"),
             extension("_arena", "arena.h", "array_handler.h", "regions.h"),
-            extension("_node", "node_levels.h", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"),
+            extension(
+                "_node", "node_levels.h", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"
+            ),
         ],
         compiler_directives=DIRECTIVES,
     )

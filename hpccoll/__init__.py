@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 # The function goes by the name of the package that it lists: bound here, after that was imported.
 from hpccoll.algorithms import Algorithm, algorithms
-from hpccoll.simulator import Simulation, simulate
+from hpccoll.simulator import simulate
+from hpccoll.traffic import Simulation
 
 if TYPE_CHECKING:
     from hpccoll.calls import Call

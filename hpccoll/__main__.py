@@ -16,7 +16,7 @@ from hpccoll import __version__
 from hpccoll.algorithms import COLUMNS, LEGEND, table_rows
 from hpccoll.benchmark.command import bench, size, start_mpi
 from hpccoll.information import launcher_rank
-from hpccoll.simulator import ALPHA, BETA, GAMMA
+from hpccoll.simulator import ALPHA, ALPHA_WITHIN, BETA, BETA_WITHIN, GAMMA
 from hpccoll.simulator import simulate as run_simulation
 
 
@@ -53,18 +53,32 @@ def algorithms() -> None:
 @click.option("--nbytes", "-b", type=size, metavar="SIZE", help="Bytes of the vector: 1M, 64K.")
 @click.option("--count", type=click.IntRange(0), help="Elements of the vector, instead.")
 @click.option("--itemsize", type=click.IntRange(1), default=4, help="Bytes per element.")
+@click.option("--nodes", help="Ranks on each node (4,4), or a node number for each rank (0,1,0,1).")
 @click.option("--alpha", type=float, default=ALPHA, help="Seconds per message.")
 @click.option("--beta", type=float, default=BETA, help="Seconds per byte sent.")
 @click.option("--gamma", type=float, default=GAMMA, help="Seconds per byte reduced.")
+@click.option(
+    "--alpha-within",
+    type=float,
+    help=f"Seconds per message within a node; with --nodes {ALPHA_WITHIN:g}, else as between.",
+)
+@click.option(
+    "--beta-within",
+    type=float,
+    help=f"Seconds per byte sent within a node; with --nodes {BETA_WITHIN:g}, else as between.",
+)
 def simulate(
     algorithm: str,
     ranks: int,
     nbytes: int | None,
     count: int | None,
     itemsize: int,
+    nodes: str | None,
     alpha: float,
     beta: float,
     gamma: float,
+    alpha_within: float | None,
+    beta_within: float | None,
 ) -> None:
     """Count what an algorithm sends on any number of ranks, and predict its time.
 
@@ -80,9 +94,12 @@ def simulate(
             nbytes=nbytes,
             count=count,
             itemsize=itemsize,
+            nodes=nodes,
             alpha=alpha,
             beta=beta,
             gamma=gamma,
+            alpha_within=alpha_within,
+            beta_within=beta_within,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -13,7 +13,9 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hpccoll import _arena
 
@@ -210,3 +212,20 @@ def unmap_peer(peer: Descriptor) -> None:
         if entry.users == 0:
             del _peers[key]
             _arena.unmap_peer(entry.address, peer.capacity)
+
+
+def empty_array(nbytes: int, region: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return an array of so many bytes in a region, which garbage collection frees.
+
+    Raises
+    ------
+    MemoryError
+        It does not fit. The text says how much was wanted, and how much there is.
+    """
+    before = _arena.set_handler(_arena.new_handler(region))
+    try:
+        return np.empty(nbytes, np.uint8)
+    except MemoryError:
+        raise MemoryError(shortage(nbytes, region)) from None
+    finally:
+        _arena.set_handler(before)

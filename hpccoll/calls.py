@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import Plan
 from hpccoll.engine import PlanInfo
@@ -16,7 +17,8 @@ class Call(NamedTuple):
         "allreduce".
     path : str
         "node" where all went through memory that the ranks of one node share, "point-to-point"
-        where messages were sent, or "native" where the MPI library ran the call.
+        where messages were sent, "hierarchical" where both, memory inside nodes and messages
+        between them, or "native" where the MPI library ran the call.
     algorithm : str
         What ran. On the node path one of "in_line", "gathered", "slotted", "read_from_peers" and
         "shared" (docs/architecture.md has them); "native" on that path.
@@ -72,7 +74,9 @@ def call_of(plan: Plan) -> Call:
     if isinstance(plan, NodePlan):
         path, algorithm, segment_bytes = "node", plan.design, plan.segment_bytes
     else:
-        path, algorithm = "point-to-point", task.algorithm.name if task.algorithm else ""
+        through_nodes = isinstance(plan, MessagePlan) and plan.hierarchical
+        path = "hierarchical" if through_nodes else "point-to-point"
+        algorithm = task.algorithm.name if task.algorithm else ""
         segment_bytes = task.segment_count * reduction.partial_dtype.itemsize
     return Call(
         collective="allreduce",

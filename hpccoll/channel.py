@@ -16,7 +16,9 @@ from hpccoll import node as nodes
 from hpccoll import selection
 from hpccoll._node import Node
 from hpccoll._plans import Plan, PlanCache, Turn
-from hpccoll.engine import Memory, Task, make_plan
+from hpccoll.arena import empty_array
+from hpccoll.engine import Bytes, Memory, Task, make_plan
+from hpccoll.hierarchy import make_levels_plan
 from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.placement import discover
 from hpccoll.reduction import Reduction, find_reduction
@@ -49,8 +51,8 @@ class Channel:
         What they share there.
     node : Node or None
         Where all ranks share one node and its memory: how they reach each other.
-    memory : Memory
-        Scratch memory of all plans.
+    memory, shared_memory : Memory
+        Scratch memory of all plans; the second is such that the node shares.
     turn : Turn
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
@@ -67,6 +69,7 @@ class Channel:
         self.size = private.size
         self.transport = MpiTransport(private)
         self.memory = Memory()
+        self.shared_memory = Memory(self._empty_shared)
         try:
             mine = (selection.from_environment(), nodes.from_environment())
             self.environment, sharing = private.bcast(mine, root=0)
@@ -77,6 +80,9 @@ class Channel:
             raise
         self.node: Node | None = self.meeting.node if self.topology.is_one_node else None
         _channels.add(self)
+
+    def _empty_shared(self, nbytes: int) -> Bytes:
+        return empty_array(nbytes, self.meeting.region)
 
     def plans(self, settings: Settings) -> PlanCache:
         """Return the plans made with these settings."""
@@ -100,8 +106,8 @@ class Channel:
     def run(self, settings: Settings, task: Task, source: int, target: int) -> Plan:
         """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
         plans = self.plans(settings)
-        on_node = task.algorithm is None
-        where = (0, 0) if on_node or task.staged else (source, target)
+        any_place = task.algorithm is None or task.staged or self._through_nodes(task)
+        where = (0, 0) if any_place else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
         with self.turn:
             if self._unsettled:
@@ -122,9 +128,21 @@ class Channel:
         return plan
 
     def _make_plan(self, task: Task, source: int, target: int) -> Plan:
-        if task.algorithm is None and self.node is not None:
-            return nodes.make_node_plan(self.node, task, self.rank, self.size)
+        node = self.meeting.node
+        if task.algorithm is None and node is not None:
+            return nodes.make_node_plan(node, task, self.rank, self.size)
+        if self._through_nodes(task) and node is not None:
+            return make_levels_plan(self.transport, self.memory, self.shared_memory, node, task)
         return make_plan(self.transport, self.memory, task, source, target)
+
+    def _through_nodes(self, task: Task) -> bool:
+        """Whether a task goes through the memory of nodes, and by messages between them."""
+        return (
+            task.algorithm is not None
+            and task.algorithm.hierarchical
+            and self.meeting.node is not None
+            and task.reduction.loops.compiled
+        )
 
     def _watch(self, late: list[int]) -> None:
         """See, while this rank waits in memory, whether others make a call by messages."""
@@ -167,6 +185,7 @@ class Channel:
             plans.clear()
         self._plans.clear()
         self.memory.clear()
+        self.shared_memory.clear()
         if not MPI.Is_finalized():
             self.node = None
             self.meeting.leave(self.transport.comm)

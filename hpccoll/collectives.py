@@ -208,7 +208,15 @@ def allreduce_arrays(
         count=x.size,
         on_node=channel.node is not None and reduction.loops.compiled,
     )
-    task = Task(call, algorithm, operation.name, reduction, x.size, settings.segment_bytes)
+    task = Task(
+        call,
+        algorithm,
+        operation.name,
+        reduction,
+        x.size,
+        settings.segment_bytes,
+        channel.topology,
+    )
     with channel.turn:
         source, target = arrange(channel, x, out, dtype)
         plan = channel.run(settings, task, source.ctypes.data, target.ctypes.data)

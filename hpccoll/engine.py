@@ -5,6 +5,7 @@ which the executor runs.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -12,10 +13,12 @@ import numpy as np
 
 from hpccoll import transport as transports
 from hpccoll._executor import MessagePlan
+from hpccoll._plans import Levels
 from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import LOOKAHEAD, compile_program
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
+from hpccoll.topology import Topology
 from hpccoll.transport import FAILED_TAGS, Transport, message_tag
 
 SEGMENT_BYTES = 512 << 10
@@ -28,6 +31,8 @@ STAGE_BYTES = 4096
 all arrays; the copy costs less than finding or making a plan for each address."""
 
 ALIGNMENT = 64
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Task:
         Elements of the vector.
     segment_bytes : int or None
         Upper limit of a message; None for the default.
+    topology : Topology or None
+        Which ranks share a node; None for all.
     """
 
     call: str
@@ -56,6 +63,7 @@ class Task:
     reduction: Reduction
     count: int
     segment_bytes: int | None
+    topology: Topology | None = None
 
     @property
     def nbytes(self) -> int:
@@ -135,18 +143,25 @@ class PlanInfo:
 
 
 class Memory:
-    """Scratch memory of one communicator. Plans run one at a time, so all of them share it."""
+    """Scratch memory of one communicator. Plans run one at a time, so all of them share it.
 
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    Parameters
+    ----------
+    empty : callable, optional
+        Returns an array of so many bytes.
+    """
 
-    def block(self, purpose: str, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def __init__(self, empty: Callable[[int], Bytes] | None = None) -> None:
+        self._empty = empty or (lambda nbytes: np.empty(nbytes, np.uint8))
+        self._blocks: dict[tuple[str, int], Bytes] = {}
+
+    def block(self, purpose: str, nbytes: int) -> Bytes:
         """Return memory of at least `nbytes` bytes, at an address that a cache line starts at."""
         # A power of two, so that vectors of similar sizes share a block.
         wanted = 1 << max(nbytes - 1, 4095).bit_length()
         found = self._blocks.get((purpose, wanted))
         if found is None:
-            raw = np.empty(wanted + ALIGNMENT, np.uint8)
+            raw = self._empty(wanted + ALIGNMENT)
             start = -raw.ctypes.data % ALIGNMENT
             found = raw[start : start + wanted]
             self._blocks[purpose, wanted] = found
@@ -165,6 +180,7 @@ class Memory:
 @functools.lru_cache(maxsize=128)
 def _program(
     algorithm: Algorithm,
+    topology: Topology | None,
     rank: int,
     size: int,
     count: int,
@@ -176,7 +192,7 @@ def _program(
 ) -> Program:
     """Compile once what arrays at other addresses use again."""
     return compile_program(
-        algorithm.schedule(rank, size, count),
+        algorithm.on(topology).schedule(rank, size, count),
         segment_count=segment_count,
         room=segment_count,
         in_place=in_place,
@@ -204,8 +220,7 @@ def make_plan(
     reduction, algorithm = task.reduction, task.algorithm
     if algorithm is None:
         raise ValueError("a task of the node path has no schedule")
-    itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
-    keep: list[object] = [reduction.loops]
+    keep: list[object] = []
     if task.staged:
         # These live as long as the plan: two plans with the same memory would still be right, but
         # small vectors are where a shared, cold block would show.
@@ -218,6 +233,7 @@ def make_plan(
     # for at least one element per rank, and what lies behind the vector's end is cut off.
     program = _program(
         algorithm,
+        task.topology if algorithm.hierarchical else None,
         transport.rank,
         transport.size,
         max(task.count, transport.size),
@@ -227,18 +243,68 @@ def make_plan(
         finish=reduction.finishes,
     )
 
-    def within(start: int, count: int) -> int:
-        return max(0, min(start + count, task.count) - start)
+    if task.count < transport.size:
+        placed = algorithm.on(task.topology)
+        steps = len(placed.schedule(transport.rank, transport.size, task.count).steps)
+    else:
+        steps = program.steps
+    work = memory.block("work", task.count * reduction.partial_dtype.itemsize)
+    return bind(
+        transport,
+        memory,
+        task,
+        program,
+        (source, target, work.ctypes.data),
+        count=task.count,
+        steps=steps,
+        keep=[*keep, work],
+    )
 
-    scratch_bytes = program.scratch_count * partial_itemsize
-    work_bytes = task.count * partial_itemsize if reduction.widens else 0
-    scratch = memory.block("scratch", scratch_bytes)
-    work = memory.block("work", work_bytes)
-    keep += [scratch, work]
+
+def bind(
+    transport: Transport,
+    memory: Memory,
+    task: Task,
+    program: Program,
+    places: tuple[int, int, int],
+    *,
+    count: int,
+    steps: int,
+    keep: list[object],
+    levels: Levels | None = None,
+) -> MessagePlan:
+    """Bind a program to memory, messages and loops.
+
+    Parameters
+    ----------
+    transport, memory, task
+        As of `make_plan`.
+    program : Program
+        What to run. It may be for more elements than there are.
+    places : tuple of int
+        Addresses of input, output, and wider partial values.
+    count : int
+        Elements that there are.
+    steps : int
+        Of the schedule.
+    keep : list
+        Kept alive with the plan.
+    levels : Levels, optional
+        Of a hierarchical plan: what it does inside the node.
+    """
+    reduction = task.reduction
+    itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
+    source, target, work = places
+
+    def within(start: int, length: int) -> int:
+        return max(0, min(start + length, count) - start)
+
+    work_bytes = count * partial_itemsize if reduction.widens else 0
+    scratch = memory.block("scratch", program.scratch_count * partial_itemsize)
     bases = {
         Buffer.INPUT: (source, itemsize),
         Buffer.OUTPUT: (target, itemsize),
-        Buffer.WORK: (work.ctypes.data, partial_itemsize),
+        Buffer.WORK: (work, partial_itemsize),
         Buffer.SCRATCH: (scratch.ctypes.data, partial_itemsize),
     }
 
@@ -255,7 +321,7 @@ def make_plan(
     def room(message: Message) -> int:
         return message.room * width(message) if message.partial else nbytes(message)
 
-    def bind(code: Instruction) -> tuple[int, int, int, int, int, int]:
+    def bound(code: Instruction) -> tuple[int, int, int, int, int, int]:
         return (
             code.opcode,
             code.index,
@@ -282,25 +348,24 @@ def make_plan(
         task,
         transport.rank,
         transport.size,
-        len(algorithm.schedule(transport.rank, transport.size, task.count).steps)
-        if task.count < transport.size
-        else program.steps,
+        steps,
         # What a call touches; the places have room for longer messages that never come.
         scratch_bytes=work_bytes
         + LOOKAHEAD * max((nbytes(m) for m in program.receives if m.partial), default=0),
     )
     return MessagePlan(
-        [bind(code) for code in program.instructions],
+        [bound(code) for code in program.instructions],
         sends,
         receives,
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
         nbytes=task.nbytes,
-        stage_in=source if task.staged else 0,
-        stage_out=target if task.staged else 0,
+        levels=levels,
+        stage_in=source if task.staged and levels is None else 0,
+        stage_out=target if task.staged and levels is None else 0,
         transport=transport,
         status=transport.new_status(),
-        keep=keep,
+        keep=[*keep, scratch, reduction.loops],
         info=info,
     )

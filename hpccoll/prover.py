@@ -17,6 +17,7 @@ from typing import NoReturn
 from hpccoll.algorithms import Algorithm, find
 from hpccoll.chunks import Range
 from hpccoll.schedule import Action, Schedule, Step
+from hpccoll.topology import Topology
 
 
 class ProofError(AssertionError):
@@ -133,7 +134,9 @@ class Proof:
         raise IndexError(f"element {element} is outside 0 to {self.count - 1}")
 
 
-def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
+def prove(
+    algorithm: str | Algorithm, size: int, count: int, topology: Topology | None = None
+) -> Proof:
     """Run an algorithm on symbols and check it; return what was seen.
 
     It is an error if
@@ -158,6 +161,8 @@ def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
         A name of the registry, or an entry like those in it.
     size, count : int
         Number of ranks and of elements.
+    topology : Topology, optional
+        Which ranks share a node, for hierarchical algorithms; by default all.
 
     Returns
     -------
@@ -168,7 +173,8 @@ def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
     ProofError
         With a sentence that names rank, step and elements.
     ValueError
-        If there is no such algorithm, or `size` or `count` is too small.
+        If there is no such algorithm, `size` or `count` is too small, or the topology is that of
+        another number of ranks.
 
     Examples
     --------
@@ -182,7 +188,7 @@ def prove(algorithm: str | Algorithm, size: int, count: int) -> Proof:
         algorithm = find(algorithm, auto=False)
     if size < 1 or count < 0:
         raise ValueError(f"size must be at least 1 and count at least 0; got {size} and {count}")
-    return _Run(algorithm, size, count).prove()
+    return _Run(algorithm.on(topology), size, count).prove()
 
 
 class _Run:
@@ -235,7 +241,9 @@ class _Run:
         )
 
     def _fail(self, text: str) -> NoReturn:
-        raise ProofError(f"{self.algorithm.name}, size {self.size}, count {self.count}: {text}")
+        entry = self.algorithm
+        nodes = f" on {entry.topology.text()}" if entry.topology else ""
+        raise ProofError(f"{entry.name}, size {self.size}{nodes}, count {self.count}: {text}")
 
     def _check_step(self, schedule: Schedule, number: int) -> None:
         step = schedule.steps[number]

@@ -6,7 +6,7 @@ the simulator (`hpccoll.simulator`) and the engine (`hpccoll.compiler` and `hpcc
 """
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,13 +66,7 @@ class Schedule:
         """Return the part of this schedule that moves the first `count` elements."""
         builder = ScheduleBuilder(self.rank, self.size, count)
         for step in self.steps:
-            builder.exchange(
-                -1 if step.send_to is None else step.send_to,
-                [Range(start, min(stop, count)) for start, stop in step.send if start < count],
-                -1 if step.receive_from is None else step.receive_from,
-                [Range(start, min(stop, count)) for start, stop in step.receive if start < count],
-                step.action,
-            )
+            builder.add(step, Range(0, count))
         return builder.finish()
 
 
@@ -121,6 +115,38 @@ class ScheduleBuilder:
                     action,
                 )
             )
+
+    def add(self, step: Step, window: Range, ranks: Sequence[int] | None = None) -> None:
+        """Add a step of another schedule, as far as it moves the first elements.
+
+        Parameters
+        ----------
+        step : Step
+            What to add.
+        window : Range
+            Where the other schedule's vector lies in this one's; what it moves behind the
+            window's end is left out.
+        ranks : sequence of int, optional
+            What the other schedule's ranks are called here; by default the same.
+        """
+        start, stop = window
+
+        def shifted(ranges: tuple[Range, ...]) -> list[Range]:
+            moved = (Range(start + part.start, min(start + part.stop, stop)) for part in ranges)
+            return [part for part in moved if part.start < part.stop]
+
+        def named(peer: int | None) -> int:
+            if peer is None:
+                return -1  # with no elements, which the builder leaves out
+            return peer if ranks is None else ranks[peer]
+
+        self.exchange(
+            named(step.send_to),
+            shifted(step.send),
+            named(step.receive_from),
+            shifted(step.receive),
+            step.action,
+        )
 
     def finish(self) -> Schedule:
         """Return the schedule."""
@@ -174,9 +200,16 @@ class Fold:
         """Whether `rank` stands in for an extra rank, which is ``rank + 1``."""
         return rank < 2 * self.extras and rank % 2 == 0
 
+    def number(self, rank: int) -> int:
+        """Return the new number of a rank that remains."""
+        return rank // 2 if rank < 2 * self.extras else rank - self.extras
+
+    def rank(self, number: int) -> int:
+        """Return the rank that has a new number."""
+        return 2 * number if number < self.extras else number + self.extras
+
     def partners(self, rank: int) -> Iterator[int]:
         """Yield the partners of a rank that remains, at distance 1, 2, 4, ... in new numbers."""
-        new = rank // 2 if rank < 2 * self.extras else rank - self.extras
+        new = self.number(rank)
         for level in range(self.levels):
-            partner = new ^ (1 << level)
-            yield 2 * partner if partner < self.extras else partner + self.extras
+            yield self.rank(new ^ (1 << level))

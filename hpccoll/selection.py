@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
+from hpccoll.algorithms.flat import by_count
 
 VARIABLE = "HPCCOLL_ALGORITHM"
 
@@ -124,14 +125,10 @@ def select(*, size: int, nbytes: int, count: int) -> str:
     Returns
     -------
     str
-        "recursive_doubling" where the number of messages decides, or there are fewer elements than
-        ranks; else "rabenseifner" for a power of two of ranks and "circulant" for any other:
-        both send no more than 2 (p - 1) / p of the vector.
+        "recursive_doubling" where the number of messages decides; else what
+        `hpccoll.algorithms.flat.by_count` says.
     """
-    if nbytes <= SMALL_BYTES or count < size:
-        return "recursive_doubling"
-    power_of_two = size & (size - 1) == 0
-    return "rabenseifner" if power_of_two else "circulant"
+    return "recursive_doubling" if nbytes <= SMALL_BYTES else by_count(size, count)
 
 
 def choose(

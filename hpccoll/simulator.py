@@ -7,7 +7,7 @@ do. No MPI is needed, and no machine of that size either.
 
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,141 +15,22 @@ import numpy.typing as npt
 from hpccoll.algorithms import Algorithm, find
 from hpccoll.chunks import Range
 from hpccoll.schedule import Schedule
+from hpccoll.topology import Topology, parse
+from hpccoll.traffic import RankTraffic, Simulation
 
 ALPHA = 2e-6
-"""Seconds per message. This and the next two are round figures for a cluster, not measured ones."""
+"""Seconds per message. This and the others are round figures for a cluster, not measured ones."""
 BETA = 1 / 10e9
 """Seconds per byte sent: 10 GB/s."""
 GAMMA = 1 / 20e9
 """Seconds per byte reduced: 20 GB/s."""
+ALPHA_WITHIN = 0.5e-6
+"""Seconds per message between ranks that share a node."""
+BETA_WITHIN = 1 / 20e9
+"""Seconds per byte sent between ranks that share a node: 20 GB/s."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class RankTraffic:
-    """What one rank does.
-
-    Attributes
-    ----------
-    rank, steps : int
-        The rank, and how many steps it takes.
-    messages_sent, messages_received : int
-        One message per peer and step, whatever the number of its ranges.
-    bytes_sent, bytes_received, bytes_reduced : int
-        Bytes sent, received, and received to be reduced.
-    scratch_bytes : int
-        The most bytes that one step receives in order to reduce them. A run that cuts messages
-        into segments needs less.
-    """
-
-    rank: int
-    steps: int
-    messages_sent: int
-    messages_received: int
-    bytes_sent: int
-    bytes_received: int
-    bytes_reduced: int
-    scratch_bytes: int
-
-    @property
-    def bytes_handled(self) -> int:
-        """Bytes sent and received."""
-        return self.bytes_sent + self.bytes_received
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What all ranks do, and how long it takes.
-
-    Attributes
-    ----------
-    algorithm : str
-        Name of the algorithm.
-    size, nbytes : int
-        Number of ranks, and bytes of the vector.
-    alpha, beta, gamma : float
-        Seconds per message, per byte sent, per byte reduced.
-    ranks : tuple of RankTraffic
-        One per rank, in order.
-    time : float
-        Predicted seconds until the last rank has finished.
-    """
-
-    algorithm: str
-    size: int
-    nbytes: int
-    alpha: float
-    beta: float
-    gamma: float
-    ranks: tuple[RankTraffic, ...]
-    time: float
-
-    @property
-    def steps(self) -> int:
-        """Steps of the rank that has most."""
-        return max(rank.steps for rank in self.ranks)
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes sent by all ranks together."""
-        return sum(rank.bytes_sent for rank in self.ranks)
-
-    @property
-    def busiest(self) -> RankTraffic:
-        """The rank that sends and receives most; the lowest of those that tie."""
-        return max(self.ranks, key=lambda rank: rank.bytes_handled)
-
-    @property
-    def units(self) -> tuple[float, ...]:
-        """What each rank sends, in vectors: bytes sent / nbytes."""
-        return tuple(self._in_vectors(rank.bytes_sent) for rank in self.ranks)
-
-    @property
-    def units_handled(self) -> tuple[float, ...]:
-        """What each rank sends and receives, in vectors."""
-        return tuple(self._in_vectors(rank.bytes_handled) for rank in self.ranks)
-
-    def _in_vectors(self, nbytes: int) -> float:
-        return nbytes / self.nbytes if self.nbytes else 0.0
-
-    def __str__(self) -> str:
-        """Write a table with a line per rank; of many ranks the first, the busiest, the last."""
-        shown = set(range(self.size))
-        if self.size > 12:
-            shown = {*range(8), self.busiest.rank, self.size - 2, self.size - 1}
-        rows = [
-            ("rank", "steps", "messages", "sent (B)", "received (B)", "reduced (B)", "units sent")
-        ]
-        previous = -1
-        for number in sorted(shown):
-            if number != previous + 1:
-                rows.append(("...", "", "", "", "", "", ""))
-            previous = number
-            rank = self.ranks[number]
-            rows.append(
-                (
-                    str(number),
-                    str(rank.steps),
-                    str(rank.messages_sent),
-                    str(rank.bytes_sent),
-                    str(rank.bytes_received),
-                    str(rank.bytes_reduced),
-                    f"{self._in_vectors(rank.bytes_sent):.3f}",
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"{self.algorithm}: {self.size} ranks, {self.nbytes} bytes, {self.steps} steps, "
-            f"{self.total_bytes} bytes sent by all ranks",
-            f"predicted {self.time * 1e6:.2f} us with alpha {self.alpha:.3g} s per message, "
-            f"beta {self.beta:.3g} s per byte sent, gamma {self.gamma:.3g} s per byte reduced",
-        ]
-        for row in rows:
-            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join(lines)
 
 
 def simulate(
@@ -160,9 +41,12 @@ def simulate(
     nbytes: int | None = None,
     itemsize: int = 4,
     partial_itemsize: int | None = None,
+    nodes: str | Sequence[int] | None = None,
     alpha: float = ALPHA,
     beta: float = BETA,
     gamma: float = GAMMA,
+    alpha_within: float | None = None,
+    beta_within: float | None = None,
 ) -> Simulation:
     """Count what an algorithm sends, and predict how long it takes.
 
@@ -184,9 +68,16 @@ def simulate(
     partial_itemsize : int, optional
         Bytes per element of messages that hold partial sums, if they differ: 4 for half types,
         whose partial sums travel in float32.
+    nodes : str or sequence of int, optional
+        Which ranks share a node: how many there are on each ("4,4"), or a node number for each
+        rank. By default a hierarchical algorithm has them all on one, and for a flat one, each
+        counts as a node of its own.
     alpha, beta, gamma : float
         Seconds per message, per byte sent, per byte reduced. The defaults, `ALPHA`, `BETA` and
         `GAMMA`, are there to compare algorithms; measure your own to predict times.
+    alpha_within, beta_within : float, optional
+        Instead of alpha and beta, for messages within a node. By default `ALPHA_WITHIN` and
+        `BETA_WITHIN` where `nodes` is given, else alpha and beta.
 
     Returns
     -------
@@ -198,14 +89,16 @@ def simulate(
         If `size`, `count`, `nbytes` or an item size is no integer, or not exactly one of `count`
         and `nbytes` is given.
     ValueError
-        If there is no such algorithm, a number is too small, or `nbytes` is no multiple of
-        `itemsize`.
+        If there is no such algorithm, a number is too small, `nbytes` is no multiple of
+        `itemsize`, or `nodes` does not fit `size`.
 
     Examples
     --------
     >>> simulation = simulate("ring", size=4, nbytes=1 << 20)
     >>> simulation.steps, simulation.units[0]
     (6, 1.5)
+    >>> simulate("ring", size=4, nbytes=1 << 20, nodes="2,2").total_bytes_between
+    3145728
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = find(algorithm, auto=False)
@@ -223,7 +116,23 @@ def simulate(
         count, rest = divmod(_integer("nbytes", nbytes, at_least=0), itemsize)
         if rest:
             raise ValueError(f"nbytes={nbytes} is no multiple of itemsize={itemsize}")
-    for name, seconds in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
+    topology = algorithm.topology
+    if nodes is not None:
+        topology = _topology(nodes, size)
+        algorithm = algorithm.on(topology)
+    elif algorithm.hierarchical and topology is None:
+        topology = Topology.one_node(size)
+    if alpha_within is None:
+        alpha_within = alpha if nodes is None else ALPHA_WITHIN
+    if beta_within is None:
+        beta_within = beta if nodes is None else BETA_WITHIN
+    for name, seconds in (
+        ("alpha", alpha),
+        ("beta", beta),
+        ("gamma", gamma),
+        ("alpha_within", alpha_within),
+        ("beta_within", beta_within),
+    ):
         if not (seconds >= 0 and math.isfinite(seconds)):
             raise ValueError(
                 f"{name} must be a finite number of seconds, at least 0; got {seconds!r}"
@@ -233,9 +142,13 @@ def simulate(
     width = np.where(steps.reduces, partial_itemsize, itemsize)
     sent, received = steps.sent * width, steps.received * width
     reduced = received * steps.reduces
+    sends_within = steps.within(topology, steps.send_to)
+    receives_within = steps.within(topology, steps.receive_from)
     duration = np.maximum(
-        alpha * (steps.send_to >= 0) + beta * sent,
-        alpha * (steps.receive_from >= 0) + beta * received,
+        np.where(sends_within, alpha_within, alpha) * (steps.send_to >= 0)
+        + np.where(sends_within, beta_within, beta) * sent,
+        np.where(receives_within, alpha_within, alpha) * (steps.receive_from >= 0)
+        + np.where(receives_within, beta_within, beta) * received,
     )
     columns = (
         steps.per_rank,
@@ -244,21 +157,35 @@ def simulate(
         steps.sums(sent),
         steps.sums(received),
         steps.sums(reduced),
+        steps.sums(sent * sends_within),
         steps.largest(reduced),
     )
     return Simulation(
         algorithm=algorithm.name,
         size=size,
         nbytes=count * itemsize,
+        topology=topology,
         alpha=alpha,
         beta=beta,
         gamma=gamma,
+        alpha_within=alpha_within,
+        beta_within=beta_within,
         ranks=tuple(
             RankTraffic(rank, *row)
             for rank, row in enumerate(zip(*(column.tolist() for column in columns), strict=True))
         ),
         time=steps.walk(duration + gamma * reduced),
     )
+
+
+def _topology(nodes: str | Sequence[int], size: int) -> Topology:
+    """Return what the argument `nodes` says."""
+    if isinstance(nodes, str):
+        return Topology.of_labels(parse(nodes, size, "nodes"))
+    numbers = [_integer("a number in nodes", number, at_least=0) for number in nodes]
+    if len(numbers) != size:
+        raise ValueError(f"nodes must have a number for each of {size} ranks; got {len(numbers)}")
+    return Topology.of_labels(numbers)
 
 
 def separate_hub_units(workers: int) -> int:
@@ -302,6 +229,14 @@ class _Steps:
             tables
         ).T
         self.reduces = reduces.astype(bool)
+
+    def within(self, topology: Topology | None, peer: Integers) -> npt.NDArray[np.bool_]:
+        """Tell for each step whether it and its peer share a node; without a peer they do not."""
+        if topology is None:
+            return np.zeros(len(peer), bool)
+        node = np.array([*topology.nodes, -1])  # the last one is found by a peer of -1
+        same: npt.NDArray[np.bool_] = node[self.rank] == node[peer]
+        return same
 
     def sums(self, values: npt.NDArray[np.generic]) -> Integers:
         """Add up over the steps of each rank."""

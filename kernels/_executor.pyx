@@ -198,6 +198,11 @@ cdef class MessagePlan(Plan):
                 count,
             )
 
+    @property
+    def hierarchical(self):
+        """Whether it works inside a node, too."""
+        return self.levels is not None
+
     cdef Message *bind(self, entries) except NULL:
         cdef Message *messages = <Message *> PyMem_Malloc((len(entries) + 1) * sizeof(Message))
         if messages == NULL:
@@ -238,6 +243,8 @@ cdef class MessagePlan(Plan):
             if self.levels is not None:
                 self.levels.end()
         except BaseException:
+            if self.levels is not None:
+                self.levels.leave()
             self.give_up()
             raise
         self.usable = True

@@ -201,6 +201,12 @@ cdef class Node:
             info.fail("an earlier call was left before its end, here or on another rank")
         return 0
 
+    cdef int leave(self) noexcept:
+        """Leave a call before its end, and tell so."""
+        self.broken = True
+        announce(&self.state.slots[self.state.rank].given_up, 1)
+        return 0
+
     cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind_number) except -1:
         """Raise the error of a call that did not come to its end."""
         cdef int peer = self.state.culprit
@@ -215,8 +221,7 @@ cdef class Node:
         if outcome == ATTENDED and self.told:
             # Some ranks make another call, and all have been told: they are still in step.
             raise error
-        self.broken = True
-        announce(&self.state.slots[self.state.rank].given_up, 1)
+        self.leave()
         if outcome == ATTENDED:
             raise error
         if outcome == GIVEN_UP:
@@ -396,4 +401,9 @@ cdef class NodeLevels(Levels):
     cdef int checked(self, int outcome) except -1:
         if outcome != DONE:
             self.node.fail(outcome, self.info, self.nbytes, self.kind)
+        return 0
+
+    cdef int leave(self) except -1:
+        # Other nodes may have gone on, or peers here: nobody knows who is where.
+        self.node.leave()
         return 0

@@ -104,6 +104,10 @@ cdef class Levels:
         """Collect what is finished, until all is."""
         raise NotImplementedError
 
+    cdef int leave(self) except -1:
+        """Leave a call before its end, and tell peers so."""
+        raise NotImplementedError
+
 
 @cython.final
 cdef class Turn:

@@ -78,9 +78,6 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     levels->segments_before = node->segments;
     levels->pieces_before = node->pieces;
     levels->published_before = node->published;
-    node->segments += (uint64_t)levels->pieces;
-    node->pieces += (uint64_t)levels->pieces;
-    node->published += (uint64_t)levels->pieces;
     node->design = DESIGN_levels;
     mine->nbytes = levels->count * levels->loops.itemsize;
     mine->kind = kind;
@@ -89,7 +86,13 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     mine->place.shared_output = (uint64_t)(levels->output - arena);
     mine->place.shared_partial = (uint64_t)(levels->partial - arena);
     copy_piece_in(levels, 0);
-    return begin_call(node, mine);
+    const int outcome = begin_call(node, mine);
+    if (outcome)
+        return outcome;
+    node->segments += (uint64_t)levels->pieces;
+    node->pieces += (uint64_t)levels->pieces;
+    node->published += (uint64_t)levels->pieces;
+    return DONE;
 }
 
 /* Reduce this rank's share of a piece; a leader then has its whole piece of its slice. */

@@ -11,6 +11,7 @@ from hpccoll.engine import Memory, Task, make_plan
 from hpccoll.local_transport import LocalRanks, LocalTransport
 from hpccoll.ops import OPERATIONS
 from hpccoll.reduction import Reduction, find_reduction
+from hpccoll.topology import Topology
 
 
 class CountingTransport(LocalTransport):
@@ -48,16 +49,20 @@ class Rank:
         out: np.ndarray,
         segment_bytes: int | None = None,
         reduction: Reduction | None = None,
+        topology: Topology | None = None,
     ) -> Any:
         """Make the plan of an all-reduce of `x` into `out`, which may be `x`."""
         reduction = reduction or find_reduction(OPERATIONS[op], x.dtype, self.size)
-        task = Task("allreduce", find(algorithm), op, reduction, x.size, segment_bytes)
+        entry = find(algorithm)
+        task = Task("allreduce", entry, op, reduction, x.size, segment_bytes, topology)
         where = (x.ctypes.data, out.ctypes.data)
         return make_plan(self.transport, self.memory, task, *where)
 
-    def allreduce(self, algorithm, op, x, out, segment_bytes=None, reduction=None) -> Any:
+    def allreduce(
+        self, algorithm, op, x, out, segment_bytes=None, reduction=None, topology=None
+    ) -> Any:
         """Run an all-reduce of `x` into `out` and return the plan."""
-        plan = self.plan(algorithm, op, x, out, segment_bytes, reduction)
+        plan = self.plan(algorithm, op, x, out, segment_bytes, reduction, topology)
         if self.unsettled:  # as a channel does
             self.transport.settle()
             self.unsettled = False

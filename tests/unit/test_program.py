@@ -10,8 +10,9 @@ from collections import defaultdict, deque
 
 import numpy as np
 import pytest
+from clusters import in_pieces, in_turns, nodes_of
 
-from hpccoll.algorithms import ALGORITHMS
+from hpccoll.algorithms import ALGORITHMS, Algorithm
 from hpccoll.compiler import compile_program
 from hpccoll.program import Buffer, Instruction, Opcode, Place, Program
 
@@ -138,7 +139,14 @@ def contributions(size: int, count: int) -> np.ndarray:
 
 
 def run_all(
-    name: str, size: int, count: int, segment_count: int, *, in_place: bool, mode: str, seed: int
+    algorithm: Algorithm,
+    size: int,
+    count: int,
+    segment_count: int,
+    *,
+    in_place: bool,
+    mode: str,
+    seed: int,
 ) -> Machine:
     widen = mode == "widen"
     finish = mode == "divide"
@@ -146,7 +154,7 @@ def run_all(
     ranks = []
     for rank in range(size):
         program = compile_program(
-            ALGORITHMS[name].schedule(rank, size, count),
+            algorithm.schedule(rank, size, count),
             segment_count=segment_count,
             room=segment_count if segment_count < 10 else 0,
             in_place=in_place,
@@ -170,14 +178,27 @@ def run_all(
 def test_programs_are_right_in_any_order(name: str, size: int, mode: str) -> None:
     for count in (0, 1, size - 1, 2 * size + 1, 4 * size + 3):
         for segment_count, in_place in ((2, False), (2, True), (10**6, size % 2 == 0)):
-            run_all(name, size, count, segment_count, in_place=in_place, mode=mode, seed=count)
+            options = {"in_place": in_place, "mode": mode, "seed": count}
+            run_all(ALGORITHMS[name], size, count, segment_count, **options)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_long_pipelines(name: str) -> None:
     for seed in range(5):
         for size in (2, 3, 4):
-            run_all(name, size, 200, 2, in_place=seed % 2 == 0, mode="plain", seed=seed)
+            options = {"in_place": seed % 2 == 0, "mode": "plain", "seed": seed}
+            run_all(ALGORITHMS[name], size, 200, 2, **options)
+
+
+@pytest.mark.parametrize("mode", ["plain", "widen"])
+@pytest.mark.parametrize("network", ["rabenseifner", "circulant"])
+def test_pieces_between_nodes(network: str, mode: str) -> None:
+    for topology in (nodes_of(3, 4), in_turns(5, 3)):
+        for segments in (1, 3):
+            algorithm = in_pieces(network, topology, segments)
+            for in_place in (False, True):
+                options = {"in_place": in_place, "mode": mode, "seed": segments}
+                run_all(algorithm, topology.size, 90, 2, **options)
 
 
 @pytest.mark.parametrize("name", ["ring", "circulant"])

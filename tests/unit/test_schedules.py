@@ -7,17 +7,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from formulas import evaluate
 
 from hpccoll.algorithms import ALGORITHMS, algorithms, find, table
+from hpccoll.algorithms.flat import FLAT
+from hpccoll.algorithms.hierarchical import HIERARCHICAL
 from hpccoll.chunks import Range
 from hpccoll.schedule import Action, Fold, ScheduleBuilder
+from hpccoll.topology import Topology
 
 NAMES = tuple(ALGORITHMS)
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 33)
 
 
-def schedules(name, size, count):
-    return [ALGORITHMS[name].schedule(rank, size, count) for rank in range(size)]
+def schedules(name, size, count, topology=None):
+    algorithm = find(name).on(topology)
+    return [algorithm.schedule(rank, size, count) for rank in range(size)]
 
 
 def module_doc(name):
@@ -47,6 +52,12 @@ def test_schedules_are_data_and_say_whose_they_are(name, size):
         assert schedule == ALGORITHMS[name].schedule(rank, size, 3 * size + 1)
 
 
+def most_ranges(name, size):
+    if name == "multi_leader":  # every second slice
+        return max(1, Fold(size).power // 2)
+    return 2 if name == "circulant" else 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 4, 33, 100])
@@ -56,7 +67,7 @@ def test_messages_hold_elements_in_few_ranges(name, size, count):
             for peer, parts in ((step.send_to, step.send), (step.receive_from, step.receive)):
                 assert (peer is None) == (parts == ())
                 assert all(0 <= part.start < part.stop <= count for part in parts)
-                assert len(parts) <= (2 if name == "circulant" else 1)
+                assert len(parts) <= most_ranges(name, size)
                 assert all(before.stop != after.start for before, after in pairwise(parts))
 
 
@@ -71,11 +82,9 @@ def test_partial_values_travel_before_finished_ones(name, size):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_steps_formula_is_what_the_rank_with_most_steps_takes(name, size):
-    values = {"p": size, "m": Fold(size).levels, "L": (size - 1).bit_length()}
-    values["F"] = int(Fold(size).extras > 0)
-    formula = re.sub(r"(\d)([A-Za-z(])", r"\1*\2", ALGORITHMS[name].steps_formula)
     most = max(len(schedule.steps) for schedule in schedules(name, size, size))
-    assert most == ALGORITHMS[name].steps(size) == eval(formula, values)
+    assert most == ALGORITHMS[name].steps(size)
+    assert most == evaluate(ALGORITHMS[name].steps_formula, size)
 
 
 # Each algorithm's picture in its module, against its schedule.
@@ -151,22 +160,25 @@ def test_recursive_doubling_is_what_its_picture_shows():
     assert steps == [[]] * 5
 
 
-def test_rabenseifner_is_what_its_picture_shows():
-    steps = [list(schedule.steps) for schedule in schedules("rabenseifner", 5, 4)]
-    quarters = {}
-    for line in picture("rabenseifner").splitlines():
+@pytest.mark.parametrize("name", ["rabenseifner", "multi_leader", "two_level"])
+def test_halves_of_halves_are_shared_as_the_picture_shows(name):
+    letters = "ab" if name == "two_level" else "abcd"
+    topology = Topology((0, 0, 0, 1, 1))
+    steps = [list(plan.steps) for plan in schedules(name, 5, 8, topology)]
+    parts = {}
+    for line in picture(name).splitlines():
         pairs = arrows_of(line)
         moved = {}
         for (left, _, right), (one, other) in zip(pairs, follow(pairs, steps), strict=True):
             moved[left], moved[right] = one, other
-        for ranks, letters in re.findall(r"((?:\d, )*\d)(?: keep|:) ([a-d]+)", line):
+        for ranks, shown in re.findall(r"((?:\d, )*\d)(?: keep|:) ([a-d]+)", line):
             for rank in ranks.split(", "):
                 step = moved[rank]
                 held = step.receive if step.action.reduces else (*step.receive, *step.send)
-                elements = sorted(e for part in held for e in range(part.start, part.stop))
-                quarters[rank] = "".join("abcd"[element] for element in elements)
-                assert quarters[rank] == letters
-    assert quarters == dict.fromkeys("0234", "abcd")
+                elements = {e for part in held for e in range(part.start, part.stop)}
+                parts[rank] = "".join(sorted({letters[e * len(letters) // 8] for e in elements}))
+                assert parts[rank] == shown
+    assert parts == dict.fromkeys("0234", letters)
     assert steps == [[]] * 5
 
 
@@ -202,6 +214,7 @@ def test_folding_leaves_a_power_of_two_of_ranks_in_order(size):
     remaining = [rank for rank in range(size) if rank not in extras]
     assert len(remaining) == fold.power == 2**fold.levels <= size < 2 * fold.power
     for new, rank in enumerate(remaining):
+        assert (fold.number(rank), fold.rank(new)) == (new, rank)
         partners = [remaining[new ^ 2**level] for level in range(fold.levels)]
         assert list(fold.partners(rank)) == partners
 
@@ -216,6 +229,8 @@ def test_the_registry_is_in_teaching_order():
         "recursive_doubling",
         "rabenseifner",
         "circulant",
+        "two_level",
+        "multi_leader",
     ]
     assert all(find(name) is ALGORITHMS[name] for name in NAMES)
     with pytest.raises(ValueError, match=r"collective 'scan'; choose from allreduce"):
@@ -223,13 +238,33 @@ def test_the_registry_is_in_teaching_order():
 
 
 def test_an_unknown_name_is_refused_with_all_choices():
-    choices = "naive_root, ring, recursive_doubling, rabenseifner, circulant"
+    flat = "naive_root, ring, recursive_doubling, rabenseifner, circulant"
+    choices = f"{flat}, two_level, multi_leader"
     with pytest.raises(ValueError, match=f"unknown algorithm 'rings'; choose from auto, {choices}"):
         find("rings")
     with pytest.raises(ValueError, match=f"unknown algorithm 'rings'; choose from {choices}"):
         find("rings", auto=False)
     with pytest.raises(ValueError, match=r"unknown algorithm \['ring'\]"):
         find(["ring"])
+    with pytest.raises(
+        ValueError, match=f"'two_level:': network algorithm ''; choose from {flat}$"
+    ):
+        find("two_level:")
+    with pytest.raises(ValueError, match="'multi_leader:two_level': network algorithm 'two_level'"):
+        find("multi_leader:two_level")
+    with pytest.raises(ValueError, match=r"ring is flat .* do are two_level, multi_leader$"):
+        find("ring:ring")
+
+
+@pytest.mark.parametrize("network", FLAT)
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_a_hierarchical_algorithm_takes_a_flat_one_for_its_network(name, network):
+    entry = find(f"{name}:{network}")
+    assert (entry.name, entry.network) == (f"{name}:{network}", network)
+    assert entry == find(entry.name)
+    assert hash(entry) == hash(find(entry.name))  # plans and programs are found by it
+    assert entry.one_tree == FLAT[network].one_tree
+    assert entry.hierarchical
 
 
 @pytest.mark.parametrize("name", NAMES)

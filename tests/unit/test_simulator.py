@@ -9,11 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from formulas import coefficients
 
 from hpccoll.algorithms import ALGORITHMS, table
+from hpccoll.algorithms.flat import FLAT
+from hpccoll.algorithms.hierarchical import HIERARCHICAL
 from hpccoll.prover import prove
 from hpccoll.schedule import Fold
-from hpccoll.simulator import ALPHA, BETA, GAMMA, separate_hub_units, simulate
+from hpccoll.simulator import (
+    ALPHA,
+    ALPHA_WITHIN,
+    BETA,
+    BETA_WITHIN,
+    GAMMA,
+    separate_hub_units,
+    simulate,
+)
+from hpccoll.topology import Topology
 
 NAMES = tuple(ALGORITHMS)
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 33)
@@ -105,17 +117,6 @@ def test_numbers_may_be_numpy_integers():
 # What is predicted.
 
 
-def coefficients(cost, size):
-    """Read a cost formula of the registry: what alpha, beta and gamma are multiplied by."""
-    fold = Fold(size)
-    values = {"p": size, "q": fold.power, "m": fold.levels, "L": (size - 1).bit_length(), "n": 1}
-    values["F"] = int(fold.extras > 0)
-    python = re.sub(r"(\d)([A-Za-z(])", r"\1*\2", cost.replace("p'", "q").replace(" n ", "*n "))
-    terms = re.findall(r"(\S.*?) (alpha|beta|gamma)(?: \+ )?", python)
-    assert [word for _, word in terms] == ["alpha", "beta", "gamma"]
-    return [eval(formula, values) for formula, _ in terms]
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_predicted_times_are_those_of_the_cost_formulas(name, size):
@@ -127,6 +128,25 @@ def test_predicted_times_are_those_of_the_cost_formulas(name, size):
     ):
         time = simulate(name, **{**units, parameter: 1.0}).time
         assert time / vectors == pytest.approx(coefficient)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 4), (3, 3), (4, 2), (5, 1), (8, 5)])
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_predicted_times_are_those_of_the_cost_formulas_on_nodes(name, nodes, each):
+    size, count = nodes * each, nodes * Fold(nodes).power * Fold(each).power
+    where = {"size": size, "nodes": ",".join([str(each)] * nodes), "count": count, "itemsize": 1}
+    expected = coefficients(ALGORITHMS[name].cost, size, nodes)
+    for parameters, vectors, coefficient in zip(
+        (("alpha", "alpha_within"), ("beta", "beta_within"), ("gamma",)),
+        (1, count, count),
+        expected,
+        strict=True,
+    ):
+        seconds = dict.fromkeys(("alpha", "beta", "gamma", "alpha_within", "beta_within"), 0.0)
+        seconds |= dict.fromkeys(parameters, 1.0)
+        time = simulate(name, **where, **seconds).time
+        assert time / vectors == pytest.approx(coefficient)
+    assert ALGORITHMS[name].on(simulate(name, **where).topology).steps(size) == expected[0]
 
 
 def test_messages_of_both_directions_overlap():
@@ -196,6 +216,88 @@ def test_an_unknown_algorithm_is_refused(name):
         simulate(name, size=4, count=1)
 
 
+# Nodes.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_traffic_is_split_into_within_and_between_nodes(name):
+    # Told from the schedule, message by message.
+    topology = Topology((0, 0, 1, 0, 1, 2))
+    plans = [ALGORITHMS[name].on(topology).schedule(rank, 6, 100) for rank in range(6)]
+    within = [
+        sum(
+            4 * part.count
+            for step in plan.steps
+            if step.send and topology.nodes[step.send_to] == topology.nodes[plan.rank]
+            for part in step.send
+        )
+        for plan in plans
+    ]
+    simulation = simulate(name, size=6, count=100, nodes=topology.nodes)
+    assert [rank.bytes_sent_within for rank in simulation.ranks] == within
+    assert simulation.total_bytes_within == sum(within) > 0
+    assert simulation.total_bytes_between > 0
+    assert simulation.total_bytes == simulation.total_bytes_within + simulation.total_bytes_between
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_nodes_a_flat_algorithm_has_none_and_the_others_have_one(name):
+    simulation = simulate(name, size=6, count=100)
+    one = simulate(name, size=6, count=100, nodes="6", alpha_within=ALPHA, beta_within=BETA)
+    assert simulation.time == one.time
+    hierarchical = ALGORITHMS[name].hierarchical
+    assert simulation.total_bytes_between == (0 if hierarchical else simulation.total_bytes)
+    assert one.total_bytes_between == 0
+    assert simulation.topology == (Topology.one_node(6) if hierarchical else None)
+
+
+def test_nodes_send_no_more_than_they_must():
+    # 2(N-1)/N of a vector per node, and for any flat algorithm on ranks in turn much more.
+    for nodes, each in ((2, 4), (3, 3), (4, 8)):
+        where = {"size": nodes * each, "count": 96 * nodes, "itemsize": 1}
+        where["nodes"] = ",".join([str(each)] * nodes)
+        for name in HIERARCHICAL:
+            simulation = simulate(name, **where)
+            assert simulation.total_bytes_between == 2 * (nodes - 1) * simulation.nbytes
+
+
+def test_messages_within_a_node_take_their_own_time():
+    figures = {"alpha": 5, "beta": 1, "gamma": 0, "alpha_within": 3, "beta_within": 0.5}
+    pairs = {"1,1": 5 + 100, "2": 3 + 50}
+    for nodes, time in pairs.items():
+        where = {"size": 2, "nodes": nodes, "count": 100, "itemsize": 1}
+        assert simulate("recursive_doubling", **where, **figures).time == time
+    simulation = simulate("ring", size=4, count=4, nodes="2,2")
+    assert (simulation.alpha_within, simulation.beta_within) == (ALPHA_WITHIN, BETA_WITHIN)
+    # Of a step that sends within and receives from another node, the longer one counts.
+    assert simulation.time == pytest.approx(6 * (ALPHA + 4 * BETA) + 3 * 4 * GAMMA)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "error", "text"),
+    [
+        ("3,2", ValueError, "nodes is '3,2'; wanted, for 4 ranks, how many"),
+        ([0, 1, 2], ValueError, "nodes must have a number for each of 4 ranks; got 3"),
+        ([0, 1, 2, -1], ValueError, "a number in nodes must be at least 0; got -1"),
+        ([0, 1, 2, "a"], TypeError, "a number in nodes must be an integer; got 'a'"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused(nodes, error, text):
+    for name in ("ring", "multi_leader"):
+        with pytest.raises(error, match=text):
+            simulate(name, size=4, count=4, nodes=nodes)
+
+
+def test_the_table_shows_the_split():
+    text = str(simulate("multi_leader:ring", size=4, count=4, nodes=[5, 7, 5, 7]))
+    head, split, *_, columns, _, _, _, last = text.splitlines()
+    assert head.startswith("multi_leader:ring: 4 ranks, 16 bytes")
+    assert split == "2 nodes of 2 ranks: 64 bytes sent within nodes, 32 between them"
+    assert re.split("  +", columns)[3:6] == ["sent (B)", "within (B)", "between (B)"]
+    assert last.split()[3:6] == ["24", "16", "8"]
+    assert "within" not in str(simulate("ring", size=4, count=4))
+
+
 # What it looks like.
 
 
@@ -253,7 +355,7 @@ def steps_and_units():
                     for size in (4, 5, 8, 12)
                 ),
             ]
-            for name in NAMES
+            for name in FLAT
         ],
     )
 
@@ -270,7 +372,7 @@ def reduced_and_scratch():
                     for size in (4, 5, 8, 12)
                 ),
             ]
-            for name in NAMES
+            for name in FLAT
         ],
     )
 
@@ -300,7 +402,7 @@ def expressions():
         return [f"`{name}`", first, "the same" if first == last else last, proof.depth]
 
     return markdown(
-        ["p = 5", "first element", "last element", "roundings"], [row(name) for name in NAMES]
+        ["p = 5", "first element", "last element", "roundings"], [row(name) for name in FLAT]
     )
 
 
@@ -314,8 +416,25 @@ def predicted_times():
 
     return markdown(
         ["predicted us", *(f"p = {size}, {length}" for size in sizes for length in lengths)],
-        [[f"`{name}`", *times(name)] for name in NAMES],
+        [[f"`{name}`", *times(name)] for name in FLAT],
     )
+
+
+def clusters():
+    nodes = {
+        "2 x 4": (8, "4,4"),
+        "4 x 2": (8, "2,2,2,2"),
+        "3 + 1": (4, "3,1"),
+        "in turns": (8, "0,1,0,1,0,1,0,1"),
+    }
+
+    def cells(name):
+        for size, text in nodes.values():
+            simulation = simulate(name, size=size, nbytes=12 << 20, nodes=text)
+            units = simulation.total_bytes_between / simulation.nbytes
+            yield f"{units:.3g} / {simulation.time * 1e6:,.0f}"
+
+    return markdown(["units between / us", *nodes], [[f"`{name}`", *cells(name)] for name in NAMES])
 
 
 def example():
@@ -329,6 +448,7 @@ GENERATED = {
     "worked figures": worked_figures,
     "expressions": expressions,
     "predicted times": predicted_times,
+    "clusters": clusters,
     "example": example,
 }
 
@@ -350,7 +470,7 @@ def test_the_docs_show_each_algorithm_as_its_module_does(name):
     doc = importlib.import_module(f"hpccoll.algorithms.{name}").__doc__
     picture = re.split(r"\n\n(?=\w)", doc.split("::\n\n")[1])[0]
     assert textwrap.dedent(picture).strip("\n") in section
-    assert f"`{ALGORITHMS[name].cost}`" in section
+    assert f"`{ALGORITHMS[name].cost}`" in " ".join(section.split())
     identifier = re.search(r"(?:doi:|arXiv:)(\S+)$", ALGORITHMS[name].source).group(1)
     assert identifier in section
 
@@ -375,4 +495,5 @@ def test_the_constants_in_the_docs_are_the_simulator_s():
     text = DOCS.read_text(encoding="utf-8")
     assert f"{ALPHA * 1e6:g} us" in text
     assert f"{1 / BETA / 1e9:g} GB/s for messages" in text
+    assert f"{ALPHA_WITHIN * 1e6:g} us and {1 / BETA_WITHIN / 1e9:g} GB/s within" in text
     assert f"{1 / GAMMA / 1e9:g} GB/s for reducing" in text
