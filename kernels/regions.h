@@ -254,7 +254,7 @@ static int region_of(const void *address, size_t nbytes)
 static int is_block(const struct region *r, const void *address)
 {
     const char *base = atomic_load(&r->base);
-    return (uintptr_t)address % ALIGNMENT == 0 && (const char *)address - base >= 2 * HEADER
+    return (uintptr_t)address % ALIGNMENT == 0 && (const char *)address - base >= HEADER
            && ((const struct block *)((const char *)address - HEADER))->state == BLOCK_USED;
 }
 
