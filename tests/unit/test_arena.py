@@ -261,6 +261,45 @@ def test_zeroed_memory_is_zero_after_other_use(nbytes):
         _arena.free(address)
 
 
+def test_the_rest_of_a_page_is_zero_after_its_block_went_back_to_the_system():
+    first = _arena.allocate(80 * MIB + 64)
+    second, third = _arena.allocate(1000), _arena.allocate(1000)
+    bytes_at(first, 80 * MIB + 64)[:] = 0xFF
+    _arena.free(first)
+    again = _arena.allocate(80 * MIB + 64, zeroed=True)
+    assert again == first
+    assert not bytes_at(again, 80 * MIB + 64).any()
+    # Now with the header of a neighbour between memory that is zero and memory that is not.
+    _arena.free(again)
+    bytes_at(second, 1000)[:] = 0xFF
+    _arena.free(second)
+    both = _arena.allocate(80 * MIB + 1000, zeroed=True)
+    assert both == first
+    assert not bytes_at(both, 80 * MIB + 1000).any()
+    _arena.free(both)
+    _arena.free(third)
+
+
+def test_a_block_may_grow_over_all_of_a_free_neighbour(region):
+    before = _arena.used(region), _arena.largest_free(region)
+    outer = _arena.set_handler(_arena.new_handler(region))
+    first, second, third, fourth = (np.full(960, k, np.uint8) for k in range(4))
+    _arena.set_handler(outer)
+    address = first.ctypes.data
+    del second
+    first.resize(960 + 64 + 960, refcheck=False)
+    assert first.ctypes.data == address
+    # Bytes that look like the header of a free block, where the neighbour had its own.
+    first.view(np.uint64)[:] = 0x6E8F1D3BA97C2450
+    kept = first.copy()
+    del third
+    assert (first == kept).all()
+    del first
+    assert (fourth == 3).all()
+    del fourth
+    assert (_arena.used(region), _arena.largest_free(region)) == before
+
+
 def test_zeroed_memory_that_nobody_used_is_not_touched():
     before = resident()
     address = _arena.allocate(512 * MIB, zeroed=True)
