@@ -74,29 +74,35 @@ def format_size(nbytes: int) -> str:
 
 def total_memory() -> int:
     """Return the memory that this process may use: the machine's, or what its cgroups allow."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     except OSError:
-        groups = []
-    for line in groups:
+        groups = ""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *cgroup_limits(groups, Path("/sys/fs/cgroup"))])
+
+
+def cgroup_limits(groups: str, root: Path) -> list[int]:
+    """Return what the groups listed in /proc/self/cgroup, and those above, set as limits."""
+    limits = []
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
+            top, name = root, "memory.max"
         elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+            top, name = root / "memory", "memory.limit_in_bytes"
         else:
             continue
-        # A limit of any group above holds, too. In a container, the path may be the host's.
-        group = root / path.lstrip("/")
+        group = top / path.lstrip("/")
         for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
+            if not folder.is_relative_to(top):
                 break
-            try:
-                limits.append(int((folder / name).read_text(encoding="ascii")))
-            except (OSError, ValueError):  # no such group here, or no limit ("max")
-                continue
-    return min(limits)
+            # In a container the path may be the host's, and not there.
+            file = folder / name
+            text = file.read_text(encoding="ascii").strip() if file.is_file() else ""
+            if text.isdecimal():  # and not "max"
+                limits.append(int(text))
+    return limits
 
 
 _opening = threading.Lock()

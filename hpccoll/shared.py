@@ -184,9 +184,7 @@ def shared_arrays(
     try:
         region = _region_of(comm, "shared_arrays")
     except OSError as error:
-        reason = error.strerror or str(error)
-    except RuntimeError as error:
-        reason = str(error)
+        reason = f"had no place: {error.strerror}"
     handler = _arena.new_handler(region, strict=False, min_bytes=smallest)
     before = _arena.set_handler(handler)
     try:
@@ -196,9 +194,9 @@ def shared_arrays(
     number, nbytes, largest = _arena.missed(handler)
     if number:
         message = (
-            f"hpccoll.shared_arrays: {number} arrays of together {arena.format_size(nbytes)} "
-            "were made in ordinary memory, where collectives are slower. "
-            f"The largest of them {reason or arena.shortage(largest, region)}"
+            "hpccoll.shared_arrays: arrays that were made in ordinary memory, where collectives "
+            f"are slower: {number}, of together {arena.format_size(nbytes)}. "
+            f"The largest {reason or arena.shortage(largest, region)}"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 

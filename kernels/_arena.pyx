@@ -181,7 +181,8 @@ def remove_region(int region):
     if region == ARENA:
         raise ValueError("region 0 is the arena, which lasts as long as the process")
     if region_stop(region) != 0:
-        raise BufferError(f"{regions[region].live} arrays live in region {region}; keep its memory")
+        count = regions[region].live
+        raise BufferError(f"region {region} has live blocks ({count}): keep its memory")
 
 
 cdef int check_region(int region) except -1:

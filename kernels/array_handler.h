@@ -8,8 +8,13 @@
 
 #include "regions.h"
 
-#include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
+#ifdef __linux__
+#include <malloc.h>
+#else /* and no arena: nothing is moved there */
+#define malloc_usable_size(data) ((void)(data), (size_t)0)
+#endif
 
 #include "numpy/ndarraytypes.h"
 

@@ -134,22 +134,19 @@ static void release_pages(struct region *r, struct block *b)
     r->sparse = 0;
 }
 
-/* Make a free block of b, together with free neighbours; [from, to) of it may differ from zero. */
+/* Make a free block of b, together with free neighbours; [from, to) of it may differ from zero.
+   That is all of it where it has free neighbours: then it was in use until now. */
 static void insert_free(struct region *r, struct block *b, char *from, char *to)
 {
     struct block *after = block_after(r, b), *before = b->before;
     if (after && after->state == BLOCK_FREE) {
         unlink_block(r, after);
-        if (from >= to)
-            from = (char *)after;
         /* Its header is no zero either. */
         to = dirty_bytes(after) ? after->dirty_to : (char *)after + HEADER;
         b->nbytes += after->nbytes;
     }
     if (before && before->state == BLOCK_FREE) {
         unlink_block(r, before);
-        if (from >= to)
-            to = (char *)b + HEADER;
         from = dirty_bytes(before) ? before->dirty_from : (char *)b;
         before->nbytes += b->nbytes;
         b = before;
@@ -254,7 +251,7 @@ static int region_of(const void *address, size_t nbytes)
 static int is_block(const struct region *r, const void *address)
 {
     const char *base = atomic_load(&r->base);
-    return (uintptr_t)address % ALIGNMENT == 0 && (const char *)address - base >= 2 * HEADER
+    return (uintptr_t)address % ALIGNMENT == 0 && (const char *)address - base >= HEADER
            && ((const struct block *)((const char *)address - HEADER))->state == BLOCK_USED;
 }
 
