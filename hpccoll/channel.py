@@ -140,7 +140,7 @@ class Channel:
         return (
             task.algorithm is not None
             and task.algorithm.hierarchical
-            and self.meeting.node is not None
+            and self.meeting.memory == "arena"  # a window may be too small
             and task.reduction.loops.compiled
         )
 
@@ -217,6 +217,15 @@ def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
 
 
 _keyval = MPI.KEYVAL_INVALID
+
+
+def find_channel(comm: MPI.Intracomm) -> Channel | None:
+    """Return the channel that a communicator has already, or None. A local call."""
+    with _bookkeeping:
+        if _keyval == MPI.KEYVAL_INVALID:
+            return None
+    channel = comm.Get_attr(_keyval)
+    return channel if isinstance(channel, Channel) else None
 
 
 def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:

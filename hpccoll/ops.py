@@ -4,6 +4,7 @@ Names are those of MPI in lower case, plus "mean", "fmin" and "fmax". What MPI c
 "sum" here; both are accepted wherever an operation is asked for.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ OPERATIONS = {
 }
 
 
+@functools.lru_cache(maxsize=256)  # NumPy makes the name of a type anew each time
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Return `numpy.dtype.kind`, with "f" for bfloat16 (which NumPy files under void)."""
     return "f" if dtype.name == "bfloat16" else dtype.kind

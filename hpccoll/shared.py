@@ -44,8 +44,9 @@ def empty(
     order : {"C", "F"}, default "C"
         Row-major or column-major memory.
     comm : mpi4py.MPI.Comm, optional
-        The ranks to share with, where the system does not let processes map one another's memory;
-        elsewhere it makes no difference.
+        The ranks to share with, where the system does not let processes map one another's memory:
+        there the array is shared if the communicator has made a collective call before. Elsewhere
+        it makes no difference.
 
     Returns
     -------
@@ -262,8 +263,8 @@ def _make(
 def _region_of(comm: "MPI.Comm | None", name: str) -> int:
     """Return the number of the region for arrays that the ranks of `comm` share.
 
-    That is the arena, for any communicator. Were another memory to stand in for it where peers
-    cannot map it, it would belong to a communicator, and be found here.
+    That is the arena, for any communicator; but where peers cannot map it, and the ranks of `comm`
+    have met in a window instead (in an earlier collective call), that window's.
     """
     if comm is not None:
         from mpi4py import MPI
@@ -273,6 +274,12 @@ def _region_of(comm: "MPI.Comm | None", name: str) -> int:
                 f"hpccoll.{name}: comm is of type {type(comm).__name__}; wanted an mpi4py.MPI.Comm"
             )
             raise TypeError(message)
+        if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
+            from hpccoll.channel import find_channel
+
+            channel = find_channel(comm)
+            if channel is not None and channel.meeting.region:
+                return channel.meeting.region
     if not _arena.is_forked():  # where nothing fits, as `shortage` says
         arena.ensure_open()
     return 0

@@ -28,7 +28,8 @@ enum {
     BIN_TRIES = 32, /* blocks of about the wanted size that are looked at before larger ones */
 };
 
-/* Freed memory that is kept for the next array; what is freed beyond goes back to the system. */
+/* Freed memory that is kept for the next array, or as much as is in use where that is more; what is
+ * freed beyond goes back to the system. */
 #define HELD_LIMIT ((size_t)64 << 20)
 
 /* Words that hardly stand in memory by chance: whether a header is one, and of what. */
@@ -156,7 +157,7 @@ static void insert_free(struct region *r, struct block *b, char *from, char *to)
         after->before = b;
     b->dirty_from = from;
     b->dirty_to = to;
-    if (r->sparse && r->held + dirty_bytes(b) > HELD_LIMIT)
+    if (r->sparse && r->held + dirty_bytes(b) > (r->used > HELD_LIMIT ? r->used : HELD_LIMIT))
         release_pages(r, b);
     link_block(r, b);
 }
