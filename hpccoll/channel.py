@@ -140,7 +140,7 @@ class Channel:
         return (
             task.algorithm is not None
             and task.algorithm.hierarchical
-            and self.meeting.memory == "arena"  # a window may be too small
+            and self.meeting.memory == "arena"  # a window has no room for scratch memory
             and task.reduction.loops.compiled
         )
 

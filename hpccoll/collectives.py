@@ -203,10 +203,10 @@ def allreduce_arrays(
     algorithm = selection.choose(
         settings,
         channel.environment,
-        size=channel.size,
+        topology=channel.topology,
         nbytes=x.size * dtype.itemsize,
         count=x.size,
-        on_node=channel.node is not None and reduction.loops.compiled,
+        through_memory=channel.meeting.serves(channel.topology) and reduction.loops.compiled,
     )
     task = Task(
         call,

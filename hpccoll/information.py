@@ -7,9 +7,12 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 MINE = ("HPCCOLL_",)
 RELEVANT = (*MINE, "OMPI_MCA_", "MPICH_", "UCX_", "I_MPI_", "OMP_NUM_THREADS")
@@ -28,11 +31,16 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Where launchers tell a process its rank."""
 
 
-def info() -> dict[str, Any]:
+def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
     """Return versions, the MPI library, the kernels and the machine, as this process sees them.
 
     MPI is not started. Where ``mpi4py.MPI`` has not been imported yet, which starts it, nothing is
-    known of the MPI library, and ``["mpi"]["note"]`` says so.
+    known of the MPI library, and ``["mpi"]["note"]`` says so. A local call.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, default MPI.COMM_WORLD
+        Whose nodes are told.
 
     Returns
     -------
@@ -50,6 +58,11 @@ def info() -> dict[str, Any]:
         kernel : dict
             ``target``, the CPU target whose loops run, and ``available``, those that could.
             ``note`` as above.
+        nodes : dict
+            ``text`` ("2 nodes of 4 ranks"), ``of_ranks``, the node number of each rank, ``memory``,
+            what ranks of a node share ("arena", "window" or "none"), and ``reads_peers``, whether
+            they may read each other's private memory; None where unknown, which is so until the
+            first collective call on `comm`. ``note`` as above.
         cpu : dict
             ``model``, and ``cores_usable``: how many this process may run on.
         platform : str
@@ -60,7 +73,7 @@ def info() -> dict[str, Any]:
     Examples
     --------
     >>> sorted(info())
-    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'platform', 'versions']
+    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'nodes', 'platform', 'versions']
     >>> info()["kernel"]["target"] in info()["kernel"]["available"]
     True
     """
@@ -70,6 +83,7 @@ def info() -> dict[str, Any]:
         "mpi_started": started,
         "mpi": mpi,
         "kernel": _kernel(),
+        "nodes": _nodes(comm, started),
         "cpu": {"model": _cpu_model(), "cores_usable": _cores_usable()},
         "platform": platform.platform(),
         "environment": environment(MINE),
@@ -157,6 +171,26 @@ def _kernel() -> dict[str, Any]:
     return {"target": _kernels.target(), "available": list(_kernels.targets()), "note": ""}
 
 
+def _nodes(comm: "MPI.Intracomm | None", started: bool) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(("text", "of_ranks", "memory", "reads_peers"))
+    channel = None
+    if started and "hpccoll.channel" in sys.modules:  # else no call can have been made
+        from mpi4py import MPI
+
+        from hpccoll.channel import find_channel
+
+        channel = find_channel(MPI.COMM_WORLD if comm is None else comm)
+    if channel is None:
+        return {**found, "note": "not known: no collective call yet on this communicator"}
+    return {
+        "text": channel.topology.text(),
+        "of_ranks": list(channel.topology.nodes),
+        "memory": channel.meeting.memory,
+        "reads_peers": channel.meeting.reads_peers,
+        "note": channel.meeting.why_not,
+    }
+
+
 def _cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -185,9 +219,18 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         **report["versions"],
         "MPI": "; ".join([*known, *([mpi["note"]] if mpi["note"] else [])]),
         "kernel": kernel["note"] or loops,
+        "nodes": _text_of_nodes(report["nodes"]),
         "CPU": f"{cpu['model']}, {cpu['cores_usable']} cores usable",
         "platform": report["platform"],
         "environment": " ".join(f"{k}={v}" for k, v in report["environment"].items()) or "-",
     }
     width = max(map(len, rows))
     return [f"{name.ljust(width)}  {value}" for name, value in rows.items()]
+
+
+def _text_of_nodes(nodes: Mapping[str, Any]) -> str:
+    if nodes["text"] is None:
+        return str(nodes["note"])
+    reads = "read each other's memory" if nodes["reads_peers"] else "do not read private memory"
+    note = f" ({nodes['note']})" if nodes["note"] else ""
+    return f"{nodes['text']}; they share: {nodes['memory']}{note}, and {reads}"

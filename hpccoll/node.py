@@ -56,6 +56,15 @@ class Meeting:
     _window: MPI.Win | None = None
     _peers: list[arena.Descriptor] = field(default_factory=list)
 
+    def serves(self, topology: Topology) -> bool:
+        """Whether calls can go through memory; equal on all ranks.
+
+        A window has no room for the scratch memory of hierarchical algorithms.
+        """
+        if topology.is_one_node:
+            return self.memory != "none"
+        return self.memory == "arena"
+
     def leave(self, comm: MPI.Intracomm) -> None:
         """Give everything back. Collective: peers may still be looking at this rank's slot."""
         comm.Barrier()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
 from hpccoll.algorithms.flat import by_count
+from hpccoll.topology import Topology
 
 VARIABLE = "HPCCOLL_ALGORITHM"
 
@@ -132,7 +133,13 @@ def select(*, size: int, nbytes: int, count: int) -> str:
 
 
 def choose(
-    settings: Settings, environment: str, *, size: int, nbytes: int, count: int, on_node: bool
+    settings: Settings,
+    environment: str,
+    *,
+    topology: Topology,
+    nbytes: int,
+    count: int,
+    through_memory: bool,
 ) -> Algorithm | None:
     """Return the algorithm that runs a call; None for the node path.
 
@@ -140,12 +147,20 @@ def choose(
     ----------
     settings, environment
         What was asked for; a named algorithm always runs as itself.
-    size, nbytes, count
-        As for `select`.
-    on_node : bool
-        Whether all ranks share memory, and the loops of the call can run there.
+    topology : Topology
+        Which ranks share a node.
+    nbytes, count : int
+        Bytes and elements of the vector.
+    through_memory : bool
+        Whether ranks of a node share memory, and the loops of the call can run there.
     """
     name = requested(settings, environment)
     if name != AUTO:
         return find(name)
-    return None if on_node else find(select(size=size, nbytes=nbytes, count=count))
+    if not through_memory:
+        return find(select(size=topology.size, nbytes=nbytes, count=count))
+    if topology.is_one_node:
+        return None
+    if nbytes <= SMALL_BYTES:
+        return find("two_level:recursive_doubling")
+    return find("multi_leader")
