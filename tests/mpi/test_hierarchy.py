@@ -8,7 +8,7 @@ from mpi4py import MPI
 import hpccoll
 from hpccoll.algorithms.hierarchical import HIERARCHICAL
 from hpccoll.channel import channel_of
-from hpccoll.placement import discover
+from hpccoll.placement import _lowest_with_shared_memory, discover
 from hpccoll.topology import VARIABLE, Topology
 
 WORLD = MPI.COMM_WORLD
@@ -84,6 +84,12 @@ def test_parts_of_the_world_know_their_nodes(topology):
 def test_mpi_tells_where_the_environment_does_not(comm, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert discover(comm) == Topology.of_labels(comm.allgather(MPI.Get_processor_name()))
+
+
+def test_ranks_that_mpi_sees_together_have_one_lowest_rank(comm):
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert _lowest_with_shared_memory(comm) == shared.allreduce(comm.rank, MPI.MIN)
+    shared.Free()
 
 
 @pytest.mark.parametrize("text", ["1,x", ",".join("0" * (WORLD.size + 1))])
