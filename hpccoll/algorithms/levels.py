@@ -76,9 +76,7 @@ def schedule(
         shared.append((peers[partner], keep, give))
     number = slice_of(rank, topology, leaders)
     if number is not None:
-        part = slices[number]
-        for step in between(rank, topology, part.count, network, segments, leaders=leaders).steps:
-            steps.add(step, part)
+        _add_between(steps, topology, number, slices[number], network, segments)
     for peer, kept, given in reversed(shared):
         steps.exchange(peer, kept, peer, given, Action.COPY)
     if fold.is_proxy(local):
@@ -144,15 +142,31 @@ def between(
     """
     if leaders is None:
         leaders = most_leaders(topology)
-    nodes, node = topology.node_count, topology.nodes[rank]
     number = slice_of(rank, topology, leaders)
     steps = ScheduleBuilder(rank, topology.size, count)
-    if number is None or nodes == 1:
-        return steps.finish()
-    name = network or by_count(nodes, count)
+    if number is not None:
+        _add_between(steps, topology, number, Range(0, count), network, segments)
+    return steps.finish()
+
+
+def _add_between(
+    steps: ScheduleBuilder,
+    topology: Topology,
+    number: int,
+    part: Range,
+    network: str,
+    segments: int,
+) -> None:
+    """Add what the leader of a slice does between nodes; the slice is a part of the vector."""
+    nodes, node = topology.node_count, topology.nodes[steps.rank]
+    if nodes == 1:
+        return
+    name = network or by_count(nodes, part.count)
     ranks = [leader(topology, peer, number) for peer in range(nodes)]
     slots = _slots(name, nodes)[node] if segments > 1 else None
-    pieces = chunks(count, segments)
+    pieces = [
+        Range(part.start + start, part.start + stop) for start, stop in chunks(part.count, segments)
+    ]
     plan: list[tuple[int, int, Step]] = []
     for piece, window in enumerate(pieces):
         # A piece of fewer elements than nodes is a part of one that has enough: so its steps are
@@ -164,7 +178,6 @@ def between(
         )
     for _, piece, step in sorted(plan, key=lambda entry: entry[:2]):
         steps.add(step, pieces[piece], ranks)
-    return steps.finish()
 
 
 @functools.lru_cache(maxsize=64)

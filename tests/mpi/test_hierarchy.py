@@ -8,7 +8,7 @@ from mpi4py import MPI
 import hpccoll
 from hpccoll.algorithms.hierarchical import HIERARCHICAL
 from hpccoll.channel import channel_of
-from hpccoll.placement import discover
+from hpccoll.placement import _lowest_with_shared_memory, discover
 from hpccoll.topology import VARIABLE, Topology
 
 WORLD = MPI.COMM_WORLD
@@ -86,14 +86,19 @@ def test_mpi_tells_where_the_environment_does_not(comm, monkeypatch):
     assert discover(comm) == Topology.of_labels(comm.allgather(MPI.Get_processor_name()))
 
 
+def test_ranks_that_mpi_sees_together_have_one_lowest_rank(comm):
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert _lowest_with_shared_memory(comm) == shared.allreduce(comm.rank, MPI.MIN)
+    shared.Free()
+
+
 @pytest.mark.parametrize("text", ["1,x", ",".join("0" * (WORLD.size + 1))])
 def test_a_wrong_text_on_one_rank_is_an_error_on_all(comm, monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text if comm.rank == comm.size - 1 else str(comm.size))
     x = np.ones(3)
+    start = r"^allreduce: environment variable HPCCOLL_NODES is "
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"^allreduce: environment variable HPCCOLL_NODES"
-        ) as e:
+        with pytest.raises(ValueError, match=start) as e:
             hpccoll.allreduce(x, comm=comm)
         text_without_rank = str(e.value).rpartition(" (rank ")[0]
         assert f"HPCCOLL_NODES is {text!r}; wanted, for {comm.size} rank" in text_without_rank
