@@ -107,13 +107,26 @@ static int reduce_gathered(struct node *node, const struct loops *loops, const c
     return DONE;
 }
 
-/* Likewise; while others finish their pieces the next segment is copied in. */
+/* Copy in what others need of the next segment: all but the piece that this rank reduces itself. */
+static void copy_in_for_others(const struct node *node, const char *x, size_t n, size_t itemsize,
+                               uint64_t turn)
+{
+    const size_t from = chunk_start(n, itemsize, node->size, node->rank) * itemsize;
+    const size_t to = chunk_start(n, itemsize, node->size, node->rank + 1) * itemsize;
+    char *buffer = in_buffer(node, node->rank, turn);
+    memcpy(buffer, x, from);
+    memcpy(buffer + to, x + to, n * itemsize - to);
+}
+
+/* Segment by segment; while others finish their pieces the next segment is copied in. */
 static int reduce_slotted(struct node *node, const struct loops *loops, const char *x, char *y,
                           size_t count, int told)
 {
     const size_t itemsize = loops->itemsize, segment = node->segment_bytes / itemsize;
-    if (!told)
-        copy_in(node, x, smaller(segment, count) * itemsize, node->segments);
+    if (!told) {
+        copy_in_for_others(node, x, smaller(segment, count), itemsize, node->segments);
+        announce(&own_slot(node)->copied, node->segments + 1);
+    }
     for (size_t start = 0; start < count; start += segment) {
         const size_t n = smaller(segment, count - start);
         const uint64_t turn = node->segments++;
@@ -128,9 +141,11 @@ static int reduce_slotted(struct node *node, const struct loops *loops, const ch
                      chunk_start(n, itemsize, node->size, node->rank + 1), outputs, 2,
                      node->memory);
         announce(&own_slot(node)->reduced, ++node->pieces);
-        if (start + segment < count)
-            copy_in(node, x + (start + segment) * itemsize,
-                    smaller(segment, count - start - segment) * itemsize, turn + 1);
+        if (start + segment < count) {
+            copy_in_for_others(node, x + (start + segment) * itemsize,
+                               smaller(segment, count - start - segment), itemsize, turn + 1);
+            announce(&own_slot(node)->copied, turn + 2);
+        }
         for (int k = 1; k < node->size; k++) {
             const int peer = (node->rank + k) % node->size;
             const size_t from = chunk_start(n, itemsize, node->size, peer) * itemsize;
@@ -281,9 +296,13 @@ static int node_allreduce(struct node *node, const struct loops *loops, uint32_t
     const int copied = through_slots
                        && (place.shared_input == NOWHERE || place.shared_output == NOWHERE);
     mine->copied = copied;
-    if (copied)
-        memcpy(in_buffer(node, node->rank, node->segments), x,
-               smaller(nbytes, node->segment_bytes / loops->itemsize * loops->itemsize));
+    if (copied) {
+        const size_t n = smaller(count, node->segment_bytes / loops->itemsize);
+        if (nbytes <= node->gather_bytes)
+            memcpy(in_buffer(node, node->rank, node->segments), x, n * loops->itemsize);
+        else
+            copy_in_for_others(node, x, n, loops->itemsize, node->segments);
+    }
     const int outcome = begin_call(node, mine);
     if (outcome)
         return outcome;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll import _node
-from hpccoll.engine import PlanInfo, Task
+from hpccoll.engine import Task
 from hpccoll.node import make_node_plan
 from hpccoll.ops import OPERATIONS
 from hpccoll.reduction import find_reduction

@@ -107,7 +107,9 @@ def test_designs_follow_each_other_in_one_memory():
             count = int(random.choice([1, 7, 30, 120, 400, 900, 1200, 2500]))
             shared = bool(random.integers(2))
             dtype = str(random.choice(["float32", "int16", "float64"]))
-            seen.add(check(rank, "shared" if shared else "", "sum", dtype, count, True, seed).design)
+            seen.add(
+                check(rank, "shared" if shared else "", "sum", dtype, count, True, seed).design
+            )
         return seen
 
     (seen, *_) = run(4, limits, job)
