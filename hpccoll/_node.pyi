@@ -8,7 +8,7 @@ from hpccoll._plans import Levels, Loops, Plan
 ALIGNMENT: int
 DESIGNS: tuple[str, ...]
 
-def slot_bytes(segment_bytes: int) -> int: ...
+def slot_bytes(buffer_bytes: int) -> int: ...
 def can_read(process: int, there: int, here: int, nbytes: int) -> bool: ...
 
 @final
@@ -23,7 +23,7 @@ class Node:
         rank: int,
         slots: Sequence[int],
         *,
-        segment_bytes: int,
+        buffer_bytes: int,
         arenas: Sequence[int],
         arena_bytes: int,
         processes: Sequence[int],
@@ -35,6 +35,8 @@ class Node:
     ) -> None: ...
     @property
     def segment_bytes(self) -> int: ...
+    def set_limits(self, limits: Sequence[int]) -> None: ...
+    def crossing_time(self) -> int: ...
     def skip_call(self) -> None: ...
 
 @final

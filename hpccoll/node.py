@@ -116,14 +116,16 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
         why = f"{VARIABLE} is off" if choice == "off" else "every rank is alone on its node"
         return Meeting(None, members, why_not=why)
     waiting = Waiting.agree(comm, topology)
-    why = ""
+    meeting = Meeting(None, members)
     if choice != "window":
         meeting = _in_arenas(comm, members, waiting, watch)
-        if meeting.node is not None or choice == "arena":
-            return meeting
+    if meeting.node is None and choice != "arena":
         why = meeting.why_not
-    meeting = _in_window(comm, topology, waiting, watch)
-    meeting.why_not = "; ".join(filter(None, (why, meeting.why_not)))
+        meeting = _in_window(comm, topology, waiting, watch)
+        meeting.why_not = "; ".join(filter(None, (why, meeting.why_not)))
+    if meeting.node is not None and topology.is_one_node and not waiting.crowded:
+        crossing = max(comm.allgather(meeting.node.crossing_time()))
+        meeting.node.set_limits(selection.node_limits(len(members), False, crossing))
     return meeting
 
 
@@ -170,12 +172,12 @@ def _in_arenas(
     node = Node(
         members.index(comm.rank),
         slots,
-        segment_bytes=selection.NODE_SEGMENT_BYTES,
+        buffer_bytes=selection.NODE_SEGMENT_BYTES,
         arenas=arenas,
         arena_bytes=_arena.capacity(),
         processes=pids,
         members=members,
-        limits=selection.node_limits(len(members), waiting.crowded),
+        limits=selection.node_limits(len(members), waiting.crowded, 0),
         spins=waiting.spins,
         yield_time=waiting.yield_nanoseconds,
         watch=watch,
@@ -212,12 +214,12 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     node = Node(
         members.index(comm.rank),
         slots,
-        segment_bytes=selection.NODE_SEGMENT_BYTES,
+        buffer_bytes=selection.NODE_SEGMENT_BYTES,
         arenas=arenas,
         arena_bytes=room,
         processes=[],
         members=members,
-        limits=selection.node_limits(len(members), waiting.crowded),
+        limits=selection.node_limits(len(members), waiting.crowded, 0),
         spins=waiting.spins,
         yield_time=waiting.yield_nanoseconds,
         watch=watch,

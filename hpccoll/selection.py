@@ -19,9 +19,13 @@ SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
 
 
-NODE_SEGMENT_BYTES = 64 << 10
-"""Of one of the buffers through which private vectors go inside a node: a few of them fit in a
-second-level cache."""
+NODE_SEGMENT_BYTES = 256 << 10
+"""Most of one of the buffers through which private vectors go inside a node: a part of a second-level
+cache."""
+
+FAR_NANOSECONDS = 200
+"""News that take longer from one rank to another cross more than a shared cache. What goes through
+slots crosses twice, once for the store and once for the load, and pays that price twice."""
 
 
 class NodeLimits(NamedTuple):
@@ -36,19 +40,33 @@ class NodeLimits(NamedTuple):
         other's private memory, where the system allows that.
     shared_bytes : int
         From here on, vectors that are shared are reduced where they lie.
+    segment_bytes : int
+        What goes through a buffer of a slot at once: a multiple of 64, up to `NODE_SEGMENT_BYTES`.
     """
 
     gather_bytes: int
     slot_bytes: int
     shared_bytes: int
+    segment_bytes: int
 
 
-def node_limits(size: int, crowded: bool) -> NodeLimits:
-    """Return the limits for `size` ranks on a node; `crowded`: with fewer cores than ranks."""
+def node_limits(size: int, crowded: bool, crossing: int) -> NodeLimits:
+    """Return the limits for the ranks of a node, from bench/node.py.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    crowded : bool
+        Whether there are fewer cores than ranks.
+    crossing : int
+        Nanoseconds that news take from one rank to the others; 0 where unknown.
+    """
     return NodeLimits(
-        gather_bytes=(1 << 30) if size == 2 else 8 << 10,
-        slot_bytes=(1 << 60) if not crowded else 1 << 20,
-        shared_bytes=2 << 10,
+        gather_bytes=(32 if size == 2 and not crowded else 8) << 10,
+        slot_bytes=(128 << 10) if crossing > FAR_NANOSECONDS else (1 << 60),
+        shared_bytes=8 << 10,
+        segment_bytes=(64 << 10) if crowded else NODE_SEGMENT_BYTES,
     )
 
 

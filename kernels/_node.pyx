@@ -22,6 +22,7 @@ from node_levels cimport (
     STAGING_BYTES,
     TIME_IS_UP,
     announce,
+    crossing_time,
     current,
     design_names,
     levels as c_levels,
@@ -47,9 +48,9 @@ DESIGNS = tuple([design_names[i].decode() for i in range(DESIGN_COUNT)])
 ALIGNMENT = APART
 
 
-def slot_bytes(size_t segment_bytes):
+def slot_bytes(size_t buffer_bytes):
     """Return the size of a slot with buffers of so many bytes."""
-    return SLOT_HEAD_BYTES + 4 * segment_bytes
+    return SLOT_HEAD_BYTES + 4 * buffer_bytes
 
 
 def can_read(int process, uintptr_t there, uintptr_t here, size_t nbytes):
@@ -77,7 +78,7 @@ cdef class Node:
         Number of this process among those of the node, which is also its place in the expression.
     slots : sequence of int
         By rank: the address at which this process maps its slot, of `slot_bytes` zeros at first.
-    segment_bytes : int
+    buffer_bytes : int
         Of one buffer of a slot; a multiple of 64.
     arenas : sequence of int
         By rank: the address at which this process maps its arena; empty where there are none.
@@ -88,8 +89,7 @@ cdef class Node:
     members : sequence of int
         By rank: what the communicator calls it.
     limits : sequence of int
-        ``gather_bytes, slot_bytes, shared_bytes``: which design runs at which size; see
-        node_slots.h. Equal on all ranks.
+        As of `set_limits`.
     spins, yield_time : int
         How to wait: looks, then nanoseconds.
     watch : callable
@@ -100,8 +100,6 @@ cdef class Node:
     Attributes
     ----------
     members : tuple of int
-        As above.
-    segment_bytes : int
         As above.
     broken : bool
         A call was left before its end: the ranks are out of step, and none can be made any more.
@@ -115,16 +113,16 @@ cdef class Node:
     cdef readonly tuple members
     cdef readonly bint broken
 
-    def __cinit__(self, rank, slots, *, size_t segment_bytes, arenas, size_t arena_bytes, processes,
+    def __cinit__(self, rank, slots, *, size_t buffer_bytes, arenas, size_t arena_bytes, processes,
                   members, limits, long spins, long yield_time, watch):
         cdef int size = len(slots)
         self.watch = watch
         self.members = tuple(members)
         self.state.rank = rank
         self.state.size = size
-        self.state.segment_bytes = segment_bytes
+        self.state.buffer_bytes = buffer_bytes
         self.state.arena_bytes = arena_bytes
-        self.state.gather_bytes, self.state.slot_bytes, self.state.shared_bytes = limits
+        self.set_limits(limits)
         self.state.slots = <slot **> self.table(size)
         self.state.arenas = <char **> self.table(size)
         self.state.inputs = <const char **> self.table(size)
@@ -166,8 +164,28 @@ cdef class Node:
 
     @property
     def segment_bytes(self):
-        """Bytes of one buffer of a slot."""
+        """Bytes that go through one buffer of a slot at once."""
         return self.state.segment_bytes
+
+    def set_limits(self, limits):
+        """Set which design runs at which size; equal on all ranks.
+
+        Parameters
+        ----------
+        limits : sequence of int
+            ``gather_bytes, slot_bytes, shared_bytes, segment_bytes``; see node_slots.h.
+        """
+        gather_bytes, slot_bytes, shared_bytes, segment_bytes = limits
+        self.state.gather_bytes = gather_bytes
+        self.state.slot_bytes = slot_bytes
+        self.state.shared_bytes = shared_bytes
+        self.state.segment_bytes = min(segment_bytes, self.state.buffer_bytes)
+
+    def crossing_time(self):
+        """Return how long news take from one rank to the others, in nanoseconds. Collective."""
+        with nogil:
+            time = crossing_time(&self.state)
+        return time
 
     def skip_call(self):
         """Count a call that the peers have begun, and this rank did not come to."""
@@ -292,7 +310,7 @@ cdef class NodePlan(Plan):
 
     @property
     def segment_bytes(self):
-        """Bytes of one buffer of a slot."""
+        """Bytes that go through one buffer of a slot at once."""
         return self.node.segment_bytes
 
     cdef int execute(self, char *source, char *target) except -1:

@@ -34,6 +34,7 @@ cdef extern from "node_levels.h" nogil:
         size_t arena_bytes
         const int *processes
         waiting waiting
+        size_t buffer_bytes
         size_t segment_bytes
         size_t gather_bytes
         size_t slot_bytes
@@ -61,6 +62,7 @@ cdef extern from "node_levels.h" nogil:
         APART
         DESIGN_COUNT
     const char *const *design_names
+    int64_t crossing_time(node *node)
     int reads_like(int process, const void *there, const void *here, size_t nbytes)
     void announce(counter *flag, uint64_t value)
     uint64_t current(const counter *flag)

@@ -49,8 +49,9 @@ struct slot {
     alignas(APART) counter reduced;  /* pieces that it has finished */
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
+    alignas(APART) counter touched;  /* rounds of `crossing_time` */
     alignas(APART) counter given_up; /* not 0 where it left a call before the end */
-    alignas(APART) char buffers[];   /* in, in, out, out: segment_bytes each */
+    alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };
 
 struct node {
@@ -61,7 +62,8 @@ struct node {
     const int *processes;    /* ids, for reading peers' memory; NULL where that is not allowed */
     struct waiting waiting;
 
-    size_t segment_bytes;    /* of one buffer */
+    size_t buffer_bytes;     /* of one buffer */
+    size_t segment_bytes;    /* what goes through it at once */
     size_t gather_bytes;     /* up to here every rank reads all vectors and reduces them itself */
     size_t slot_bytes;       /* up to here private vectors go through the slots */
     size_t shared_bytes;     /* from here shared vectors are reduced where they lie */
@@ -112,12 +114,12 @@ static uint64_t current(const counter *flag)
 /* A slot's buffers for copying in, and for finished pieces; `turn` counts segments. */
 static char *in_buffer(const struct node *node, int rank, uint64_t turn)
 {
-    return node->slots[rank]->buffers + (turn % 2) * node->segment_bytes;
+    return node->slots[rank]->buffers + (turn % 2) * node->buffer_bytes;
 }
 
 static char *out_buffer(const struct node *node, int rank, uint64_t turn)
 {
-    return node->slots[rank]->buffers + (2 + turn % 2) * node->segment_bytes;
+    return node->slots[rank]->buffers + (2 + turn % 2) * node->buffer_bytes;
 }
 
 /* Wait until a counter of every other rank has reached a value. */
@@ -135,6 +137,26 @@ static int wait_for_all(struct node *node, size_t member, uint64_t value)
         }
     }
     return DONE;
+}
+
+/* Nanoseconds that news take from one rank to the others: all tell a number and wait for all, again
+ * and again. The best of some rounds, since others may be interrupted. */
+static int64_t crossing_time(struct node *node)
+{
+    enum { BATCHES = 5, ROUNDS = 40 };
+    int64_t best = INT64_MAX;
+    uint64_t round = 0;
+    for (int batch = 0; batch < BATCHES; batch++) {
+        const int64_t start = nanoseconds();
+        for (int k = 0; k < ROUNDS; k++) {
+            announce(&own_slot(node)->touched, ++round);
+            if (wait_for_all(node, offsetof(struct slot, touched), round))
+                return INT64_MAX;
+        }
+        const int64_t taken = (nanoseconds() - start) / ROUNDS;
+        best = taken < best ? taken : best;
+    }
+    return best;
 }
 
 #endif

@@ -17,10 +17,10 @@ from hpccoll.selection import NodeLimits
 EVERYTHING = 1 << 60
 
 LIMITS = {
-    "gathered": NodeLimits(EVERYTHING, EVERYTHING, EVERYTHING),
-    "slotted": NodeLimits(0, EVERYTHING, EVERYTHING),
-    "read_from_peers": NodeLimits(0, 0, EVERYTHING),
-    "shared": NodeLimits(0, EVERYTHING, 0),
+    "gathered": NodeLimits(EVERYTHING, EVERYTHING, EVERYTHING, EVERYTHING),
+    "slotted": NodeLimits(0, EVERYTHING, EVERYTHING, EVERYTHING),
+    "read_from_peers": NodeLimits(0, 0, EVERYTHING, EVERYTHING),
+    "shared": NodeLimits(0, EVERYTHING, 0, EVERYTHING),
 }
 """Limits under which one design runs at all sizes that do not fit into a header."""
 
@@ -35,7 +35,7 @@ class NodeRank:
         self.node = _node.Node(
             rank,
             world.slots,
-            segment_bytes=world.segment_bytes,
+            buffer_bytes=world.segment_bytes,
             arenas=[world.arena.ctypes.data] * world.size,
             arena_bytes=world.arena.nbytes,
             processes=[os.getpid()] * world.size,

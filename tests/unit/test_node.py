@@ -98,7 +98,7 @@ def test_all_designs_give_the_bits_of_recursive_doubling(size, dtype):
 
 def test_designs_follow_each_other_in_one_memory():
     """Buffers and counters are used by all designs in turn, and none finds them as it left them."""
-    limits = NodeLimits(gather_bytes=500, slot_bytes=4000, shared_bytes=2000)
+    limits = NodeLimits(500, 4000, 2000, 512)
 
     def job(rank):
         random = np.random.default_rng(1)  # the same on all ranks
@@ -128,8 +128,8 @@ def test_some_vectors_are_shared_and_some_are_not(size):
                 assert x.tobytes() == expected(count, "float32", "sum", size, seed).tobytes()
                 assert plan.design != "shared"
 
-    run(size, NodeLimits(500, 1 << 60, 0), job)
-    run(size, NodeLimits(500, 2000, 0), job)
+    run(size, NodeLimits(500, 1 << 60, 0, 1024), job)
+    run(size, NodeLimits(500, 2000, 0, 1024), job)
 
 
 @pytest.mark.parametrize("count", [3, 100, 3000])
@@ -154,12 +154,12 @@ def test_ranks_that_differ_are_told_and_go_on(what, count):
 def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
     """Rank 1 is interrupted while it waits for rank 0, which comes late."""
 
-    class Interruption(Exception):
+    class InterruptionError(Exception):
         pass
 
     def watch(late):
         assert late == [0]
-        raise Interruption
+        raise InterruptionError
 
     world = LocalNode(2, watch=watch)
 
@@ -173,7 +173,7 @@ def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
         for _ in range(2):
             try:
                 plan.run(x.ctypes.data, out.ctypes.data)
-            except (Interruption, RuntimeError) as error:
+            except (InterruptionError, RuntimeError) as error:
                 errors.append(error)
             world.left = True
         assert (x == 1).all()
@@ -181,7 +181,7 @@ def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
 
     world.left = False
     late, interrupted = world.outcomes(LIMITS["slotted"], job)
-    assert isinstance(interrupted[0], Interruption)
+    assert isinstance(interrupted[0], InterruptionError)
     assert "left before its end" in str(interrupted[1])
     assert "rank 10 has left a call before its end" in str(late[0])
     assert "left before its end" in str(late[1])
