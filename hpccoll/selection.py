@@ -20,8 +20,8 @@ SMALL_BYTES = 32 << 10
 
 
 NODE_SEGMENT_BYTES = 256 << 10
-"""Most of one of the buffers through which private vectors go inside a node: a part of a second-level
-cache."""
+"""Most of one of the buffers through which private vectors go inside a node: a part of a
+second-level cache."""
 
 FAR_NANOSECONDS = 200
 """News that take longer from one rank to another cross more than a shared cache. What goes through

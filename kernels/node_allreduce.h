@@ -248,6 +248,8 @@ static int reduce_from_peers(struct node *node, const struct loops *loops, const
     return end_call(node);
 }
 
+#define TILE_BYTES ((size_t)256 << 10)
+
 static int reduce_shared(struct node *node, const struct loops *loops, size_t count)
 {
     for (int k = 0; k < node->size; k++) {
@@ -257,10 +259,15 @@ static int reduce_shared(struct node *node, const struct loops *loops, size_t co
         const int turn = (k - node->rank + node->size) % node->size;
         node->outputs[turn] = node->arenas[k] + place->shared_output;
     }
-    reduce_range(loops, node->inputs, node->size,
-                 chunk_start(count, loops->itemsize, node->size, node->rank),
-                 chunk_start(count, loops->itemsize, node->size, node->rank + 1), node->outputs,
-                 node->size, node->memory);
+    /* Tiles are dealt out to ranks in turn, the last one first: whoever wrote a vector just now has its
+     * end in cache, and so all ranks have a share of that. */
+    const size_t tile = smaller(chunk_start(count, loops->itemsize, node->size, 1),
+                                TILE_BYTES / loops->itemsize);
+    for (size_t index = (count + tile - 1) / tile; index-- > 0;)
+        if (index % (size_t)node->size == (size_t)node->rank)
+            reduce_range(loops, node->inputs, node->size, index * tile,
+                         smaller(count, (index + 1) * tile), node->outputs, node->size,
+                         node->memory);
     return end_call(node);
 }
 

@@ -145,7 +145,7 @@ static int64_t crossing_time(struct node *node)
 {
     enum { BATCHES = 5, ROUNDS = 40 };
     int64_t best = INT64_MAX;
-    uint64_t round = 0;
+    uint64_t round = current(&own_slot(node)->touched);
     for (int batch = 0; batch < BATCHES; batch++) {
         const int64_t start = nanoseconds();
         for (int k = 0; k < ROUNDS; k++) {
