@@ -78,6 +78,8 @@ class Channel:
         except BaseException:
             private.Free()  # the error is that of all ranks
             raise
+        if not self.topology.is_one_node:
+            self.transport.nap = self.meeting.nap
         self.node: Node | None = self.meeting.node if self.topology.is_one_node else None
         _channels.add(self)
 

@@ -163,6 +163,10 @@ class Caller:
                 self.comm.note_call(self.ran)
         elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
             text = str(error.args[0])
+            door, _, rest = text.partition(": ")
+            if door.lower() == self.name.lower():  # of a plan that the other door made
+                text = f"{self.name}: {rest}"
+                error.args = (text,)
             if not text.startswith(self.name):
                 where = ""
                 if isinstance(self.comm, MPI.Comm) and self.comm != MPI.COMM_NULL:

@@ -20,10 +20,11 @@ from hpccoll.program import Buffer, Instruction, Opcode, Program
 from hpccoll.topology import Topology
 from hpccoll.transport import Transport, message_tag
 
-PIECE_BYTES = 256 << 10
-"""Of a slice: what is reduced inside nodes while the piece before it is on the wire."""
+PIECE_BYTES = 128 << 10
+"""Of a slice: what is reduced inside nodes while the piece before it is on the wire. From
+bench/cluster.py: half as much costs more in messages, twice as much fills the wire later."""
 
-MOST_PIECES = 64
+MOST_PIECES = 128
 
 
 def make_levels_plan(

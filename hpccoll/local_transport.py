@@ -106,6 +106,13 @@ class LocalRequest:
             message = f"{self.came} bytes came, room for {self.nbytes}"
             raise LocalTruncationError(message)
 
+    def Test(self, status: LocalStatus | None = None) -> bool:  # noqa: N802 - mpi4py's name
+        """Return whether the transfer is complete."""
+        if self.active:
+            return False
+        self.Wait(status)
+        return True
+
     def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
         """Take back a receive that nothing has come for."""
         with self.world.changed:
@@ -126,6 +133,7 @@ class LocalTransport:
         self.size = world.size
         self.byte = None
         self.silent: set[int] = set()
+        self.nap = 0
         self.missed_node_call = False
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:

@@ -44,6 +44,8 @@ class Meeting:
         Where `hpccoll.empty` allocates so that peers see it: 0, or the window's.
     why_not : str
         Why something is not there; empty otherwise.
+    nap : int
+        Nanoseconds to sleep between two looks at a message from another node; 0: MPI waits.
     """
 
     node: Node | None
@@ -52,6 +54,7 @@ class Meeting:
     reads_peers: bool = False
     region: int = 0
     why_not: str = ""
+    nap: int = 0
     _slot: int = 0
     _window: MPI.Win | None = None
     _peers: list[arena.Descriptor] = field(default_factory=list)
@@ -112,10 +115,10 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
         )
         raise ValueError(message)
     members = topology.peers(comm.rank)
+    waiting = Waiting.agree(comm, topology)
     if topology.largest == 1 or choice == "off":
         why = f"{VARIABLE} is off" if choice == "off" else "every rank is alone on its node"
-        return Meeting(None, members, why_not=why)
-    waiting = Waiting.agree(comm, topology)
+        return Meeting(None, members, why_not=why, nap=waiting.nap_nanoseconds)
     meeting = Meeting(None, members)
     if choice != "window":
         meeting = _in_arenas(comm, members, waiting, watch)
@@ -126,6 +129,7 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
     if meeting.node is not None and topology.is_one_node and not waiting.crowded:
         crossing = max(comm.allgather(meeting.node.crossing_time()))
         meeting.node.set_limits(selection.node_limits(len(members), False, crossing))
+    meeting.nap = waiting.nap_nanoseconds
     return meeting
 
 

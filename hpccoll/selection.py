@@ -179,6 +179,5 @@ def choose(
         return find(select(size=topology.size, nbytes=nbytes, count=count))
     if topology.is_one_node:
         return None
-    if nbytes <= SMALL_BYTES:
-        return find("two_level:recursive_doubling")
-    return find("multi_leader")
+    # One leader per node fills the links that this was measured on (bench/cluster.py).
+    return find("two_level:recursive_doubling" if nbytes <= SMALL_BYTES else "two_level")

@@ -56,6 +56,9 @@ class Request(Protocol):
     def Wait(self, status: Any = None) -> Any:  # noqa: N802 - mpi4py's name
         """Return when the transfer is complete; at once where none was started."""
 
+    def Test(self, status: Any = None) -> bool:  # noqa: N802 - mpi4py's name
+        """Return whether the transfer is complete."""
+
     def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
         """Take back a receive that nothing has come for."""
 
@@ -82,6 +85,10 @@ class Transport(Protocol):
 
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
+
+    nap: int
+    """Longest nanoseconds to sleep between two looks at a message that has not come; 0: leave
+    waiting to MPI, which spins."""
 
     missed_node_call: bool
     """Another rank has told that it gave up a call through the memory of its node, which this rank
@@ -133,6 +140,7 @@ class MpiTransport:
         self.rank = comm.rank
         self.size = comm.size
         self.byte = MPI.BYTE
+        self.nap = 0
         self.missed_node_call = False
         self._silent: set[int] = set()
 

@@ -34,12 +34,15 @@ class Waiting:
         For so long, others are let run between looks. After that the rank sleeps, longer the
         longer it waits, up to 1 ms.
     crowded : bool
-        Whether the node has fewer cores for these ranks than there are ranks; equal on all ranks.
+        Whether some node has fewer cores for its ranks than there are ranks; equal on all ranks.
+    nap_nanoseconds : int
+        Longest sleep between two looks at a message from another node; 0: MPI waits, and spins.
     """
 
     spins: int
     yield_nanoseconds: int
     crowded: bool
+    nap_nanoseconds: int
 
     @classmethod
     def agree(cls, comm: MPI.Intracomm, topology: Topology) -> "Waiting":
@@ -67,16 +70,18 @@ class Waiting:
             crowded |= max(len(here), *(local for _, _, local in here)) > len(cores)
         if text == "auto":
             text = "yield" if crowded else "spin"
-        return cls(*SETTINGS[text], crowded)
+        spins, yield_nanoseconds, nap_nanoseconds = SETTINGS[text]
+        return cls(spins, yield_nanoseconds, crowded, nap_nanoseconds)
 
 
 SETTINGS = {
-    "spin": (2000, 1_000_000),
-    "yield": (0, 2_000_000),
-    "sleep": (0, 0),
+    "spin": (2000, 1_000_000, 0),
+    "yield": (0, 2_000_000, 50_000),
+    "sleep": (0, 0, 50_000),
 }
-"""Spins and nanoseconds of yielding. About 100 us of spinning: longer than what a rank does between
-two looks of its peers at it, shorter than a time slice."""
+"""Spins, nanoseconds of yielding, longest nap. About 100 us of spinning: longer than what a rank does
+between two looks of its peers at it, shorter than a time slice. A nap is shorter than what news
+from another node take."""
 
 
 def _cores() -> frozenset[int]:

@@ -18,7 +18,18 @@ from libc.string cimport memcpy
 
 from hpccoll._plans cimport Levels, Loops, Plan
 
+cdef extern from *:
+    """
+    #include <time.h>
+    static void sleep_for(long nanoseconds)
+    {
+        nanosleep(&(struct timespec){0, nanoseconds}, NULL);
+    }
+    """
+    void sleep_for(long nanoseconds) noexcept nogil
+
 cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
     object PyObject_CallNoArgs(PyObject *callable)
     object PyObject_CallOneArg(PyObject *callable, PyObject *arg)
 
@@ -53,6 +64,9 @@ OPCODES = {
 cdef enum:
     UNLOCK_BYTES = 16384
 
+cdef enum:
+    SHORTEST_NAP = 5000  # nanoseconds
+
 cdef struct Instruction:
     int opcode
     int index
@@ -64,6 +78,7 @@ cdef struct Instruction:
 cdef struct Message:
     PyObject *start    # bound methods, owned by the lists of the plan
     PyObject *wait
+    PyObject *test
     Py_ssize_t nbytes
     int peer
     int tag
@@ -155,6 +170,7 @@ cdef class MessagePlan(Plan):
     cdef object get_tag
     cdef object byte
     cdef object transport
+    cdef long nap          # nanoseconds
     cdef int told_by
     cdef object requests
     cdef object methods
@@ -171,6 +187,7 @@ cdef class MessagePlan(Plan):
         self.stage_in = <char *> <uintptr_t> stage_in
         self.stage_out = <char *> <uintptr_t> stage_out
         self.transport = transport
+        self.nap = transport.nap
         self.status = status
         self.get_count = status.Get_count
         self.get_tag = status.Get_tag
@@ -208,9 +225,11 @@ cdef class MessagePlan(Plan):
         if messages == NULL:
             raise MemoryError
         for k, (request, nbytes, peer, tag) in enumerate(entries):
-            start, wait = request.Start, request.Wait
-            self.methods += [start, wait]
-            messages[k] = Message(<PyObject *> start, <PyObject *> wait, nbytes, peer, tag, False)
+            start, wait, test = request.Start, request.Wait, request.Test if self.nap else None
+            self.methods += [start, wait, test]
+            messages[k] = Message(
+                <PyObject *> start, <PyObject *> wait, <PyObject *> test, nbytes, peer, tag, False
+            )
         return messages
 
     def __dealloc__(self):
@@ -273,7 +292,7 @@ cdef class MessagePlan(Plan):
             elif code.opcode == WAIT_RECEIVE:
                 self.wait_receive(&self.receives[code.index])
             elif code.opcode == WAIT_SEND:
-                PyObject_CallNoArgs(self.sends[code.index].wait)
+                self.complete(&self.sends[code.index])
             elif code.opcode == REDUCE:
                 run_reduce(self.loops, code, self.partial_itemsize)
                 self.bytes_reduced += code.count * self.partial_itemsize
@@ -290,11 +309,24 @@ cdef class MessagePlan(Plan):
                 run_widen(self.loops, code)
         return 0
 
+    cdef int complete(self, Message *message) except -1:
+        """Wait for a message that was started; `status` tells what came."""
+        cdef long nap = SHORTEST_NAP
+        if self.nap == 0:
+            PyObject_CallOneArg(message.wait, <PyObject *> self.status)
+            return 0
+        while not PyObject_CallOneArg(message.test, <PyObject *> self.status):
+            PyErr_CheckSignals()
+            with nogil:
+                sleep_for(nap)
+            nap = min(2 * nap, self.nap)
+        return 0
+
     cdef int wait_receive(self, Message *message) except -1:
         cdef Py_ssize_t nbytes
         cdef int tag
         try:
-            PyObject_CallOneArg(message.wait, <PyObject *> self.status)
+            self.complete(message)
         except Exception as error:
             if not self.transport.is_truncation(error):
                 raise
