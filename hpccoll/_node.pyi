@@ -6,6 +6,7 @@ from typing import Any, final
 from hpccoll._plans import Levels, Loops, Plan
 
 ALIGNMENT: int
+FAILED_TAG: int
 DESIGNS: tuple[str, ...]
 
 def slot_bytes(buffer_bytes: int) -> int: ...
@@ -37,13 +38,15 @@ class Node:
     def segment_bytes(self) -> int: ...
     def set_limits(self, limits: Sequence[int]) -> None: ...
     def crossing_time(self) -> int: ...
-    def skip_call(self) -> None: ...
+    def counters(self) -> tuple[int, int, int, int]: ...
+    def catch_up(self, counters: Sequence[int]) -> None: ...
 
 @final
 class NodePlan(Plan):
     """One collective among the ranks of a node."""
 
     nbytes: int
+    disagrees: bool
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ cdef class Levels:
     cdef int reduce(self, int piece) except -1
     cdef int publish(self, int piece) except -1
     cdef int end(self) except -1
-    cdef int leave(self) except -1
+    cdef int leave(self, bint for_good) except -1
 
 
 cdef class Turn:

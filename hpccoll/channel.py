@@ -10,11 +10,13 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hpccoll import node as nodes
 from hpccoll import selection
-from hpccoll._node import Node
+from hpccoll._executor import MessagePlan
+from hpccoll._node import Node, NodePlan
 from hpccoll._plans import Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
 from hpccoll.engine import Bytes, Memory, Task, make_plan
@@ -23,7 +25,7 @@ from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.placement import discover
 from hpccoll.reduction import Reduction, find_reduction
 from hpccoll.selection import Settings
-from hpccoll.transport import FAILED_ON_NODE, MpiTransport
+from hpccoll.transport import MpiTransport
 
 # The objects that callers pass as `op`, by identity, and the name they stand for.
 OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
@@ -65,6 +67,7 @@ class Channel:
         self._plans: dict[Settings, PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
+        self._out_of_step = False
         self.rank = private.rank
         self.size = private.size
         self.transport = MpiTransport(private)
@@ -112,11 +115,8 @@ class Channel:
         where = (0, 0) if any_place else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
         with self.turn:
-            if self._unsettled:
-                self.transport.settle()
-                self._unsettled = False
-                self._catch_up()
-                self.open_plans(True)
+            if self._unsettled or self._out_of_step:
+                self._settle()
             plan = plans.find(*key)
             # One type number stands for all units of times and durations.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
@@ -151,10 +151,6 @@ class Channel:
         other = self.transport.calls_otherwise(late)
         if other is None:
             return
-        if not self.transport.give_up([], -1, FAILED_ON_NODE):
-            self._unsettled = True
-            self.open_plans(False)
-        self.transport.missed_node_call = False
         message = (
             f"rank {other} makes another call than rank {self.rank} (of {self.size}), which waits "
             "for it in the memory of their node: expected its part of this call, got a message. "
@@ -163,18 +159,30 @@ class Channel:
         raise ValueError(message)
 
     def _after_failure(self, plan: Plan) -> None:
-        """Note that messages of a failed call may still be under way."""
-        if not plan.usable:
-            self._unsettled = True
+        """Note what is to be done before the next call: messages may still be under way."""
+        if isinstance(plan, NodePlan) and plan.disagrees:
+            self._out_of_step = True
+            self._unsettled = not self.transport.give_up([], -1, on_node=True)
+        elif isinstance(plan, MessagePlan):
+            self._out_of_step |= plan.hierarchical or self.transport.failed_on_node
+            self._unsettled = not plan.usable
+        if self._unsettled or self._out_of_step:
             self.open_plans(False)
-        self._catch_up()
 
-    def _catch_up(self) -> None:
-        """Count the call that others have begun in the memory of the node without this rank."""
-        if self.transport.missed_node_call:
-            self.transport.missed_node_call = False
-            if self.node is not None:
-                self.node.skip_call()
+    def _settle(self) -> None:
+        """Do what is to be done after a failure, before the next call. All ranks do."""
+        if self._unsettled:
+            self.transport.settle()
+            self._unsettled = False
+        if self.transport.failed_on_node or self._out_of_step:
+            # Those who began the failed call in the memory of their node counted it.
+            self.transport.failed_on_node = self._out_of_step = False
+            node = self.meeting.node
+            counters = np.array((0,) * 4 if node is None else node.counters(), np.uint64)
+            self.transport.comm.Allreduce(MPI.IN_PLACE, counters, MPI.MAX)
+            if node is not None:
+                node.catch_up(counters.tolist())
+        self.open_plans(True)
 
     def open_plans(self, opened: bool) -> None:
         """Let earlier calls be repeated without coming through `run`, or not."""

@@ -134,7 +134,7 @@ class LocalTransport:
         self.byte = None
         self.silent: set[int] = set()
         self.nap = 0
-        self.missed_node_call = False
+        self.failed_on_node = False
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -158,7 +158,7 @@ class LocalTransport:
         """Note the tag of a message that came; return whether its sender has given up."""
         return tag == FAILED
 
-    def give_up(self, active: list[LocalRequest], told_by: int, tag: int = FAILED) -> bool:
+    def give_up(self, active: list[LocalRequest], told_by: int, on_node: bool = False) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
         self.silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
         # Before the others are told: what they send in their next call must not land here.
@@ -168,7 +168,7 @@ class LocalTransport:
                 self.silent.discard(request.route[0])
         for peer in range(self.size):
             if peer != self.rank:
-                self.send_request(0, 0, peer, tag).Start()
+                self.send_request(0, 0, peer, FAILED).Start()
         with self.world.changed:
             return self.world.changed.wait_for(self._all_heard, PATIENCE)
 

@@ -23,8 +23,8 @@ PATIENCE = 5.0
 FAILED = 1
 """Tag of a message that says: the sender has given up this call; there is no data."""
 
-FAILED_ON_NODE = 0
-"""Likewise, of a sender that had begun a call in the memory of its node, and has counted it."""
+FAILED_ON_NODE = 32766
+"""Likewise, of a sender that had begun a call through the memory of its node."""
 
 FAILED_TAGS = (FAILED, FAILED_ON_NODE)
 
@@ -90,14 +90,14 @@ class Transport(Protocol):
     """Longest nanoseconds to sleep between two looks at a message that has not come; 0: leave
     waiting to MPI, which spins."""
 
-    missed_node_call: bool
-    """Another rank has told that it gave up a call through the memory of its node, which this rank
-    did not come to. The reader resets it."""
+    failed_on_node: bool
+    """Another rank has told that it gave up a call through the memory of its node. The reader
+    resets it."""
 
     def told(self, tag: int) -> bool:
         """Note the tag of a message that came; return whether its sender has given up."""
 
-    def give_up(self, active: list[Request], told_by: int, tag: int = FAILED) -> bool:
+    def give_up(self, active: list[Request], told_by: int, on_node: bool = False) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send.
 
         A rank that has failed, or was told so, sends `FAILED` to every other one and nothing of
@@ -109,8 +109,8 @@ class Transport(Protocol):
             Receives that were started and not waited for. They are cancelled.
         told_by : int
             The rank that has told this one already, or -1.
-        tag : int
-            One of `FAILED_TAGS`: what to tell.
+        on_node : bool
+            Whether this rank had begun the call through the memory of its node, and tells so.
 
         Returns
         -------
@@ -141,7 +141,7 @@ class MpiTransport:
         self.size = comm.size
         self.byte = MPI.BYTE
         self.nap = 0
-        self.missed_node_call = False
+        self.failed_on_node = False
         self._silent: set[int] = set()
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
@@ -166,7 +166,7 @@ class MpiTransport:
 
     def told(self, tag: int) -> bool:
         """Note the tag of a message that came; return whether its sender has given up."""
-        self.missed_node_call |= tag == FAILED_ON_NODE
+        self.failed_on_node |= tag == FAILED_ON_NODE
         return tag in FAILED_TAGS
 
     def calls_otherwise(self, late: list[int]) -> int | None:
@@ -186,8 +186,9 @@ class MpiTransport:
                 return int(status.source)
         return None
 
-    def give_up(self, active: list[Request], told_by: int, tag: int = FAILED) -> bool:
+    def give_up(self, active: list[Request], told_by: int, on_node: bool = False) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""
+        tag = FAILED_ON_NODE if on_node else FAILED
         self._silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
         status = self._mpi.Status()
         # Before the others are told: what they send in their next call must not land here.

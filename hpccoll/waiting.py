@@ -79,9 +79,9 @@ SETTINGS = {
     "yield": (0, 2_000_000, 50_000),
     "sleep": (0, 0, 50_000),
 }
-"""Spins, nanoseconds of yielding, longest nap. About 100 us of spinning: longer than what a rank does
-between two looks of its peers at it, shorter than a time slice. A nap is shorter than what news
-from another node take."""
+"""Spins, nanoseconds of yielding, longest nap. About 100 us of spinning: longer than what a rank
+does between two looks of its peers at it, shorter than a time slice. A nap is shorter than what
+news from another node take."""
 
 
 def _cores() -> frozenset[int]:

@@ -255,15 +255,17 @@ cdef class MessagePlan(Plan):
         if self.stage_in != NULL and self.nbytes:
             memcpy(self.stage_in, source, self.nbytes)
         self.usable = False
+        self.told_by = -1
         try:
             if self.levels is not None:
                 self.levels.begin(source, target)
             self.follow_instructions()
             if self.levels is not None:
                 self.levels.end()
-        except BaseException:
+        except BaseException as error:
             if self.levels is not None:
-                self.levels.leave()
+                # A ValueError says that ranks disagree, and all of them hear of that.
+                self.levels.leave(not isinstance(error, ValueError))
             self.give_up()
             raise
         self.usable = True
@@ -277,7 +279,6 @@ cdef class MessagePlan(Plan):
         cdef Py_ssize_t k
         self.bytes_sent = self.bytes_received = self.bytes_reduced = 0
         self.messages_sent = self.messages_received = 0
-        self.told_by = -1
         for k in range(self.length):
             code = &self.code[k]
             if code.opcode == START_RECEIVE:
@@ -354,7 +355,7 @@ cdef class MessagePlan(Plan):
             for k in range(self.receive_count)
             if self.receives[k].active
         ]
-        if self.transport.give_up(active, self.told_by):
+        if self.transport.give_up(active, self.told_by, self.levels is not None):
             for k in range(self.send_count):
                 PyObject_CallNoArgs(self.sends[k].wait)
             for k in range(self.receive_count):

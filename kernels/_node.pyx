@@ -15,11 +15,14 @@ from node_levels cimport (
     ATTENDED,
     DESIGN_COUNT,
     DIFFERENT,
+    DISAGREES,
     DONE,
     GIVEN_UP,
+    LEFT,
     MEMORY_BYTES,
     SLOT_HEAD_BYTES,
     STAGING_BYTES,
+    STAYS,
     TIME_IS_UP,
     announce,
     crossing_time,
@@ -43,6 +46,12 @@ cdef extern from "Python.h":
 
 
 DESIGNS = tuple([design_names[i].decode() for i in range(DESIGN_COUNT)])
+
+# The same number as hpccoll.transport.FAILED; a unit test compares the two.
+cdef enum:
+    FAILED = 1
+
+FAILED_TAG = FAILED
 
 # What the address of a slot is a multiple of.
 ALIGNMENT = APART
@@ -94,8 +103,7 @@ cdef class Node:
         How to wait: looks, then nanoseconds.
     watch : callable
         Called while waiting long, with the ranks that have not begun the call that this one has
-        begun. What it raises ends the call: a ValueError where they make another one, which
-        all ranks have been told.
+        begun. What it raises ends the call; a ValueError says that they make another one.
 
     Attributes
     ----------
@@ -187,9 +195,27 @@ cdef class Node:
             time = crossing_time(&self.state)
         return time
 
-    def skip_call(self):
-        """Count a call that the peers have begun, and this rank did not come to."""
-        self.state.calls += 1
+    def counters(self):
+        """Return numbers that lie behind this rank, and end its being left behind.
+
+        For ranks that are out of step: they take the greatest of all as theirs, by `catch_up`,
+        before any of them begins another call.
+        """
+        cdef slot *mine = self.state.slots[self.state.rank]
+        self.broken = False
+        announce(&mine.given_up, STAYS)
+        return (
+            self.state.calls,
+            max(self.state.segments, current(&mine.copied)),
+            max(self.state.pieces, current(&mine.reduced)),
+            max(self.state.published, current(&mine.published)),
+        )
+
+    def catch_up(self, counters):
+        """Go on from these `counters`, as all other ranks do."""
+        (
+            self.state.calls, self.state.segments, self.state.pieces, self.state.published
+        ) = counters
 
     cdef list late(self):
         """Return the ranks that have not begun the call that this one has begun."""
@@ -219,10 +245,13 @@ cdef class Node:
             info.fail("an earlier call was left before its end, here or on another rank")
         return 0
 
-    cdef int leave(self) noexcept:
-        """Leave a call before its end, and tell so."""
-        self.broken = True
-        announce(&self.state.slots[self.state.rank].given_up, 1)
+    cdef int leave(self, bint for_good) noexcept:
+        """Leave a call before its end, and tell so.
+
+        If not `for_good`, all ranks of the communicator do, and will catch up.
+        """
+        self.broken = for_good
+        announce(&self.state.slots[self.state.rank].given_up, LEFT if for_good else DISAGREES)
         return 0
 
     cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind_number) except -1:
@@ -236,10 +265,11 @@ cdef class Node:
             their_kind = theirs.headers[self.state.calls % 2].kind
             info.mismatch(member, nbytes, kind_number, their_nbytes, their_kind)
         error, self.error = self.error, None
+        if outcome == GIVEN_UP and current(&theirs.given_up) == DISAGREES:
+            info.mismatch(member, nbytes, kind_number, 0, FAILED_TAG)
         if outcome == ATTENDED and self.told:
-            # Some ranks make another call, and all have been told: they are still in step.
             raise error
-        self.leave()
+        self.leave(True)
         if outcome == ATTENDED:
             raise error
         if outcome == GIVEN_UP:
@@ -277,6 +307,11 @@ cdef class NodePlan(Plan):
         Elements of the vector.
     info : object
         What `hpccoll.Comm.last_call` is made from; its ``mismatch`` and ``fail`` raise errors.
+
+    Attributes
+    ----------
+    disagrees : bool
+        The last run ended because other ranks make another call. They have not been told yet.
     """
 
     cdef Node node
@@ -285,6 +320,7 @@ cdef class NodePlan(Plan):
     cdef int kind
     cdef size_t count
     cdef readonly size_t nbytes
+    cdef readonly bint disagrees
     cdef int design_number
 
     def __init__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info):
@@ -316,6 +352,7 @@ cdef class NodePlan(Plan):
     cdef int execute(self, char *source, char *target) except -1:
         cdef int outcome
         cdef Node node = self.node
+        self.disagrees = False
         node.check(self.info)
         self.in_place = source == target
         with nogil:
@@ -324,6 +361,7 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
+            self.disagrees = outcome == ATTENDED and node.told
             node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 
@@ -421,7 +459,6 @@ cdef class NodeLevels(Levels):
             self.node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 
-    cdef int leave(self) except -1:
-        # Other nodes may have gone on, or peers here: nobody knows who is where.
-        self.node.leave()
+    cdef int leave(self, bint for_good) except -1:
+        self.node.leave(for_good)
         return 0

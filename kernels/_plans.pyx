@@ -104,8 +104,8 @@ cdef class Levels:
         """Collect what is finished, until all is."""
         raise NotImplementedError
 
-    cdef int leave(self) except -1:
-        """Leave a call before its end, and tell peers so."""
+    cdef int leave(self, bint for_good) except -1:
+        """Leave a call before its end, and tell peers whether all ranks can go on later."""
         raise NotImplementedError
 
 

@@ -25,6 +25,9 @@ cdef extern from "node_levels.h" nogil:
         uint32_t kind
     struct slot:
         header headers[2]
+        counter copied
+        counter reduced
+        counter published
         counter given_up
     struct node:
         int rank
@@ -42,6 +45,7 @@ cdef extern from "node_levels.h" nogil:
         uint64_t calls
         uint64_t segments
         uint64_t pieces
+        uint64_t published
         int beginning
         int culprit
         int design
@@ -60,6 +64,9 @@ cdef extern from "node_levels.h" nogil:
         STAGING_BYTES
         SLOT_HEAD_BYTES
         APART
+        STAYS
+        LEFT
+        DISAGREES
         DESIGN_COUNT
     const char *const *design_names
     int64_t crossing_time(node *node)

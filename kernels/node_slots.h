@@ -50,9 +50,13 @@ struct slot {
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
-    alignas(APART) counter given_up; /* not 0 where it left a call before the end */
+    alignas(APART) counter given_up; /* what follows */
     alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };
+
+/* Whether a rank has left a call before its end: not; for good, so that nothing more can be done here;
+ * or as all ranks of the communicator do, since they disagree on what to do. */
+enum { STAYS = 0, LEFT = 1, DISAGREES = 2 };
 
 struct node {
     int rank, size;
