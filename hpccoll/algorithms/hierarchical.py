@@ -122,7 +122,7 @@ _ENTRIES = (
         "two_level",
         two_level.schedule,
         lambda topology: 1,
-        purpose="clusters, small vectors: one rank per node on the network",
+        purpose="clusters: one rank of each node on the network",
         cost="(2h + 2E + 2K) alpha + (2h + 2E + 2(N-1)/N) n beta + (h + E + (N-1)/N) n gamma",
         sent_formula="up to (h + E) n, and 2(N-1)/N n at a leader",
         scratch_formula="n",
@@ -132,7 +132,7 @@ _ENTRIES = (
         "multi_leader",
         multi_leader.schedule,
         levels.most_leaders,
-        purpose="clusters, large vectors: all ranks of a node on the network",
+        purpose="clusters whose links one rank does not fill: several ranks of each node",
         cost="(2h + 2E + 2K) alpha + (2(g'-1)/g' + 2E + 2(N-1)/N/g') n beta + "
         "((g'-1)/g' + E + (N-1)/N/g') n gamma",
         sent_formula="(2(g'-1) + 2(N-1)/N)/g' n, and E n at a proxy",
