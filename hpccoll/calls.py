@@ -30,11 +30,12 @@ class Call(NamedTuple):
     size : int
         Number of ranks.
     steps : int
-        Steps of this rank's schedule.
+        Steps of this rank's schedule: on the hierarchical path between nodes, on the node path 0.
     messages_sent, messages_received : int
         MPI messages, after cutting into segments; counted while they ran.
     bytes_sent, bytes_received, bytes_reduced : int
-        Counted while they ran; as `hpccoll.simulate` predicts them.
+        By messages; counted while they ran, as `hpccoll.simulate` predicts them. What goes through
+        the memory of a node is no message.
     scratch_bytes : int
         Memory for received segments and for wider partial values; without the copies of small
         vectors and of arrays that had to be packed.
