@@ -15,7 +15,7 @@ from hpccoll import _kernels, information
 
 ROOT = Path(__file__).resolve().parents[2]
 
-KEYS = {"versions", "mpi_started", "mpi", "kernel", "cpu", "platform", "environment"}
+KEYS = {"versions", "mpi_started", "nodes", "mpi", "kernel", "cpu", "platform", "environment"}
 MPI_KEYS = {"library", "version", "standard", "thread_level", "note"}
 
 

@@ -5,7 +5,17 @@ import pytest
 
 from hpccoll import selection
 from hpccoll.algorithms import ALGORITHMS
-from hpccoll.selection import SMALL_BYTES, Settings, choose, from_environment, requested, select
+from hpccoll.selection import (
+    NODE_SEGMENT_BYTES,
+    SMALL_BYTES,
+    Settings,
+    choose,
+    from_environment,
+    node_limits,
+    requested,
+    select,
+)
+from hpccoll.topology import Topology
 
 NAMES = list(ALGORITHMS)
 LARGE = SMALL_BYTES + 4
@@ -34,21 +44,55 @@ def test_few_wide_elements_take_the_fewest_steps():
     assert select(**wide, count=1000) == "circulant"
 
 
+def where(size, nbytes, nodes=None, through_memory=False):
+    topology = Topology.one_node(size) if nodes is None else Topology(nodes)
+    return {
+        "topology": topology,
+        "nbytes": nbytes,
+        "count": nbytes // 8,
+        "through_memory": through_memory,
+    }
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 31])
 def test_auto_takes_only_what_there_is(size):
     for nbytes in (0, 8, SMALL_BYTES, LARGE, 1 << 30):
-        chosen = choose(Settings(), "", size=size, nbytes=nbytes, count=nbytes // 8)
+        chosen = choose(Settings(), "", **where(size, nbytes))
         assert chosen is ALGORITHMS[select(size=size, nbytes=nbytes, count=nbytes // 8)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nbytes", [0, 8, 1 << 20])
 def test_a_named_algorithm_runs_whatever_the_vector(name, nbytes):
-    where = {"size": 4, "nbytes": nbytes, "count": nbytes // 8}
-    assert choose(Settings(name), "", **where) is ALGORITHMS[name]
-    assert choose(Settings(), name, **where) is ALGORITHMS[name]
     other = next(other for other in NAMES if other != name)
-    assert choose(Settings(name), other, **where) is ALGORITHMS[name]
+    for through_memory in (False, True):
+        for nodes in (None, (0, 0, 1, 1)):
+            here = where(4, nbytes, nodes, through_memory)
+            assert choose(Settings(name), "", **here) is ALGORITHMS[name]
+            assert choose(Settings(), name, **here) is ALGORITHMS[name]
+            assert choose(Settings(name), other, **here) is ALGORITHMS[name]
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, SMALL_BYTES, LARGE, 1 << 30])
+def test_auto_takes_the_memory_of_nodes_where_there_is_some(nbytes):
+    assert choose(Settings(), "", **where(4, nbytes, through_memory=True)) is None
+    two_nodes = choose(Settings(), "", **where(4, nbytes, (0, 0, 1, 1), through_memory=True))
+    assert two_nodes.name == (
+        "two_level:recursive_doubling" if nbytes <= SMALL_BYTES else "two_level"
+    )
+    by_messages = choose(Settings(), "", **where(4, nbytes, (0, 0, 1, 1)))
+    assert not by_messages.hierarchical
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 8, 100])
+def test_limits_of_designs_are_in_order(size, crowded):
+    near, far = (node_limits(size, crowded, crossing) for crossing in (0, 1000))
+    for limits in (near, far):
+        assert 0 < limits.gather_bytes <= limits.slot_bytes
+        assert 0 < limits.segment_bytes <= NODE_SEGMENT_BYTES
+        assert limits.segment_bytes % 64 == 0
+    assert far.slot_bytes < near.slot_bytes
 
 
 def test_the_environment_stands_in_for_auto():
@@ -63,12 +107,12 @@ def test_an_unknown_name_in_the_environment_is_refused():
     with pytest.raises(
         ValueError, match="HPCCOLL_ALGORITHM: unknown algorithm 'rings'; choose"
     ) as e:
-        choose(Settings(), "rings", size=4, nbytes=8, count=1)
+        choose(Settings(), "rings", **where(4, 8))
     assert all(name in str(e.value) for name in [*NAMES, "auto"])
 
 
 def test_an_argument_goes_before_an_unknown_name_in_the_environment():
-    assert choose(Settings("ring"), "rings", size=4, nbytes=8, count=1) is ALGORITHMS["ring"]
+    assert choose(Settings("ring"), "rings", **where(4, 8)) is ALGORITHMS["ring"]
 
 
 @pytest.mark.parametrize(
