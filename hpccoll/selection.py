@@ -24,8 +24,8 @@ NODE_SEGMENT_BYTES = 256 << 10
 second-level cache."""
 
 FAR_NANOSECONDS = 200
-"""News that take longer from one rank to another cross more than a shared cache. What goes through
-slots crosses twice, once for the store and once for the load, and pays that price twice."""
+"""What takes longer to be seen by another rank crosses more than a shared cache. Vectors that go
+through slots cross twice, once for the store and once for the load, and pay that price twice."""
 
 
 class NodeLimits(NamedTuple):
@@ -60,7 +60,7 @@ def node_limits(size: int, crowded: bool, crossing: int) -> NodeLimits:
     crowded : bool
         Whether there are fewer cores than ranks.
     crossing : int
-        Nanoseconds that news take from one rank to the others; 0 where unknown.
+        Nanoseconds until other ranks see what one has stored; 0 where unknown.
     """
     return NodeLimits(
         gather_bytes=(32 if size == 2 and not crowded else 8) << 10,

@@ -17,8 +17,6 @@
 
 #include "node_slots.h"
 
-#define MEMBER(name) offsetof(struct slot, name)
-
 static size_t smaller(size_t a, size_t b)
 {
     return a < b ? a : b;
@@ -83,8 +81,8 @@ static void copy_in(const struct node *node, const char *x, size_t nbytes, uint6
     announce(&own_slot(node)->copied, turn + 1);
 }
 
-/* `told` is how many segments the headers told of: 1 where all ranks copied the first one in before
- * they began the call, else 0. */
+/* `told`: whether all ranks copied the first segment in before they began the call, so that their
+ * headers told of it. */
 static int reduce_gathered(struct node *node, const struct loops *loops, const char *x, char *y,
                            size_t count, int told)
 {

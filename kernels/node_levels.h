@@ -78,7 +78,6 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     levels->segments_before = node->segments;
     levels->pieces_before = node->pieces;
     levels->published_before = node->published;
-    node->design = DESIGN_levels;
     mine->nbytes = levels->count * levels->loops.itemsize;
     mine->kind = kind;
     mine->copied = 0;
