@@ -18,7 +18,6 @@ VARIABLE = "HPCCOLL_ALGORITHM"
 SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
 
-
 NODE_SEGMENT_BYTES = 256 << 10
 """Most of one of the buffers through which private vectors go inside a node: a part of a
 second-level cache."""
