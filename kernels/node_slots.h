@@ -131,6 +131,15 @@ static char *out_buffer(const struct node *node, int rank, uint64_t turn)
     return node->slots[rank]->buffers + (2 + turn % 2) * node->buffer_bytes;
 }
 
+/* Wait until a counter of one peer has reached a value. Who has left the call is noted by `attend`. */
+static int wait_for(struct node *node, int peer, const counter *flag, uint64_t value)
+{
+    const int outcome = wait_until(flag, value, &node->waiting);
+    if (outcome == TIME_IS_UP)
+        node->culprit = peer;
+    return outcome;
+}
+
 /* Wait until the counter at an offset in the slot of every other rank has reached a value. */
 static int wait_for_all(struct node *node, size_t offset, uint64_t value)
 {
@@ -138,12 +147,9 @@ static int wait_for_all(struct node *node, size_t offset, uint64_t value)
         /* Neighbours first, so that not all look at the same rank. */
         const int peer = (node->rank + k) % node->size;
         const counter *flag = (const counter *)((const char *)node->slots[peer] + offset);
-        const int outcome = wait_until(flag, value, &node->waiting);
-        if (outcome) {
-            if (outcome == TIME_IS_UP)
-                node->culprit = peer;
+        const int outcome = wait_for(node, peer, flag, value);
+        if (outcome)
             return outcome;
-        }
     }
     return DONE;
 }
