@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from typing_extensions import Self
+
 from hpccoll._plans import Levels, Loops, Plan
 
 ALIGNMENT: int
@@ -19,8 +21,8 @@ class Node:
     members: tuple[int, ...]
     broken: bool
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         rank: int,
         slots: Sequence[int],
         *,
@@ -33,7 +35,7 @@ class Node:
         spins: int,
         yield_time: int,
         watch: Callable[[list[int]], object],
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def segment_bytes(self) -> int: ...
     def set_limits(self, limits: Sequence[int]) -> None: ...
@@ -68,8 +70,8 @@ class NodePlan(Plan):
 class NodeLevels(Levels):
     """What a hierarchical all-reduce does inside the node."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         node: Node,
         loops: Loops,
         *,
@@ -83,4 +85,4 @@ class NodeLevels(Levels):
         partial: int,
         output: int,
         info: Any,
-    ) -> None: ...
+    ) -> Self: ...

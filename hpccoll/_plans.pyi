@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
+from typing_extensions import disjoint_base
+
 @final
 class Loops:
     """The loops of one operation on one type."""
@@ -18,6 +20,7 @@ class Loops:
     @property
     def compiled(self) -> bool: ...
 
+@disjoint_base
 class Plan:
     """One collective on vectors of one size, type and operation; a base class."""
 
@@ -33,6 +36,7 @@ class Plan:
     def run(self, source: int, target: int) -> None: ...
     def free(self) -> None: ...
 
+@disjoint_base
 class Levels:
     """What a hierarchical plan does inside its node, piece by piece; a base class."""
 

@@ -20,8 +20,9 @@ class Call(NamedTuple):
         where messages were sent, "hierarchical" where both, memory inside nodes and messages
         between them, or "native" where the MPI library ran the call.
     algorithm : str
-        What ran. On the node path one of "in_line", "gathered", "slotted", "read_from_peers" and
-        "shared" (docs/architecture.md has them); "native" on that path.
+        What ran. On the node path, how it moved the data: one of "in_line", "gathered",
+        "slotted", "read_from_peers" and "shared" (docs/architecture.md has them); "native" on that
+        path.
     op, dtype : str
         The operation ("other" for one without a name here) and the caller's type.
     count, nbytes : int
@@ -30,15 +31,16 @@ class Call(NamedTuple):
     size : int
         Number of ranks.
     steps : int
-        Steps of this rank's schedule: on the hierarchical path between nodes, on the node path 0.
+        Steps of this rank's schedule; on the hierarchical path of those between nodes, on the node
+        path 0.
     messages_sent, messages_received : int
         MPI messages, after cutting into segments; counted while they ran.
     bytes_sent, bytes_received, bytes_reduced : int
-        By messages; counted while they ran, as `hpccoll.simulate` predicts them. What goes through
-        the memory of a node is no message.
+        By messages: counted while they ran, and as `hpccoll.simulate` predicts them. What goes
+        through the memory of a node is not counted.
     scratch_bytes : int
         Memory for received segments and for wider partial values; without the copies of small
-        vectors and of arrays that had to be packed.
+        vectors, of arrays that had to be packed, and memory that the node shares.
     segment_bytes : int
         Upper limit of a message, or of what is copied at once on the node path.
     kernel : str

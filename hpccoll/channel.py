@@ -16,23 +16,23 @@ from mpi4py import MPI
 from hpccoll import node as nodes
 from hpccoll import selection
 from hpccoll._executor import MessagePlan
-from hpccoll._node import Node, NodePlan
+from hpccoll._node import NodePlan
 from hpccoll._plans import Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
 from hpccoll.engine import Bytes, Memory, Task, make_plan
-from hpccoll.hierarchy import make_levels_plan
+from hpccoll.hierarchy import make_hierarchical_plan
 from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.placement import discover
 from hpccoll.reduction import Reduction, find_reduction
 from hpccoll.selection import Settings
 from hpccoll.transport import MpiTransport
+from hpccoll.waiting import Waiting
 
 # The objects that callers pass as `op`, by identity, and the name they stand for.
 OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
     *((operation.name, operation.name) for operation in OPERATIONS.values()),
     *((getattr(MPI, op.mpi), op.name) for op in OPERATIONS.values() if op.mpi),
 )
-
 
 MOST_SETTINGS = 64
 """When there are more sets of settings than this, the plans of all are made anew."""
@@ -51,8 +51,6 @@ class Channel:
         Which ranks share a node.
     meeting : Meeting
         What they share there.
-    node : Node or None
-        Where all ranks share one node and its memory: how they reach each other.
     memory, shared_memory : Memory
         Scratch memory of all plans; the second is such that the node shares.
     turn : Turn
@@ -77,13 +75,13 @@ class Channel:
             mine = (selection.from_environment(), nodes.from_environment())
             self.environment, sharing = private.bcast(mine, root=0)
             self.topology = discover(private)
-            self.meeting = nodes.meet(private, self.topology, sharing, self._watch)
+            waiting = Waiting.agree(private, self.topology)
+            self.meeting = nodes.meet(private, self.topology, sharing, waiting, self._watch)
         except BaseException:
             private.Free()  # the error is that of all ranks
             raise
         if not self.topology.is_one_node:
-            self.transport.nap = self.meeting.nap
-        self.node: Node | None = self.meeting.node if self.topology.is_one_node else None
+            self.transport.nap = waiting.nap_nanoseconds
         _channels.add(self)
 
     def _empty_shared(self, nbytes: int) -> Bytes:
@@ -111,6 +109,7 @@ class Channel:
     def run(self, settings: Settings, task: Task, source: int, target: int) -> Plan:
         """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
         plans = self.plans(settings)
+        # What such plans do does not depend on where the vector lies: 0 stands for any place.
         any_place = task.algorithm is None or task.staged or self._through_nodes(task)
         where = (0, 0) if any_place else (source, target)
         key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
@@ -134,7 +133,9 @@ class Channel:
         if task.algorithm is None and node is not None:
             return nodes.make_node_plan(node, task, self.rank, self.size)
         if self._through_nodes(task) and node is not None:
-            return make_levels_plan(self.transport, self.memory, self.shared_memory, node, task)
+            return make_hierarchical_plan(
+                self.transport, self.memory, self.shared_memory, node, task
+            )
         return make_plan(self.transport, self.memory, task, source, target)
 
     def _through_nodes(self, task: Task) -> bool:
@@ -142,7 +143,7 @@ class Channel:
         return (
             task.algorithm is not None
             and task.algorithm.hierarchical
-            and self.meeting.memory == "arena"  # a window has no room for scratch memory
+            and self.meeting.shares_scratch
             and task.reduction.loops.compiled
         )
 
@@ -167,7 +168,7 @@ class Channel:
             self._out_of_step |= plan.hierarchical or self.transport.failed_on_node
             self._unsettled = not plan.usable
         if self._unsettled or self._out_of_step:
-            self.open_plans(False)
+            self.allow_repeats(False)
 
     def _settle(self) -> None:
         """Do what is to be done after a failure, before the next call. All ranks do."""
@@ -182,12 +183,12 @@ class Channel:
             self.transport.comm.Allreduce(MPI.IN_PLACE, counters, MPI.MAX)
             if node is not None:
                 node.catch_up(counters.tolist())
-        self.open_plans(True)
+        self.allow_repeats(True)
 
-    def open_plans(self, opened: bool) -> None:
+    def allow_repeats(self, allowed: bool) -> None:
         """Let earlier calls be repeated without coming through `run`, or not."""
         for plans in self._plans.values():
-            plans.closed = not opened
+            plans.closed = not allowed
 
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
@@ -197,7 +198,6 @@ class Channel:
         self.memory.clear()
         self.shared_memory.clear()
         if not MPI.Is_finalized():
-            self.node = None
             self.meeting.leave(self.transport.comm)
             self.transport.close()
 
@@ -213,7 +213,7 @@ def _in_forked_child() -> None:
     global _forked
     _forked = True
     for channel in _channels:
-        channel.open_plans(False)
+        channel.allow_repeats(False)
 
 
 os.register_at_fork(after_in_child=_in_forked_child)

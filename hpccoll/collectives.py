@@ -52,11 +52,13 @@ def allreduce(
         brings its settings along.
     algorithm : str, optional
         A name of `hpccoll.algorithms`, or "auto": what the environment variable
-        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by number of ranks, bytes and count.
-        Default: what `comm` was made with, else "auto".
+        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by nodes, number of ranks, bytes and
+        count, which may go through memory that ranks of a node share. Default: what `comm` was
+        made with, else "auto".
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        512 KiB. Smaller overlaps more and costs more per message.
+        512 KiB. Smaller overlaps more and costs more per message. Without effect where no message
+        is sent.
 
     Returns
     -------
@@ -72,12 +74,13 @@ def allreduce(
         wrong type.
     ValueError
         `out` has another shape; `op` or `algorithm` is unknown. On all ranks, where they passed
-        different counts, types, operations, algorithms or segment sizes and this showed
-        in a message.
+        different counts, types, operations, algorithms or segment sizes and this showed;
+        or, at the first call on `comm`, where an environment variable cannot be read.
     BufferError
         `out` is read-only.
     RuntimeError
-        Called in a forked child of a process that used MPI.
+        Called in a forked child of a process that used MPI, or a call on `comm` was left before
+        its end, here or on another rank.
 
     Notes
     -----

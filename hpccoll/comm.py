@@ -28,11 +28,11 @@ class Comm(MPI.Intracomm):
         The communicator.
     algorithm : str, default "auto"
         A name of `hpccoll.algorithms`, or "auto": what the environment variable
-        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by number of ranks, bytes and count.
-        Equal on all ranks.
+        ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by nodes, number of ranks, bytes and
+        count. Equal on all ranks.
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        512 KiB. Equal on all ranks.
+        512 KiB. Without effect where no message is sent. Equal on all ranks.
 
     Raises
     ------

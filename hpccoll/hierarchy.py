@@ -7,7 +7,7 @@ first use of a piece it is reduced over the node, and after the last its node ma
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hpccoll._executor import MessagePlan
@@ -27,7 +27,7 @@ bench/cluster.py: half as much costs more in messages, twice as much fills the w
 MOST_PIECES = 128
 
 
-def make_levels_plan(
+def make_hierarchical_plan(
     transport: Transport, memory: Memory, shared: Memory, node: Node, task: Task
 ) -> MessagePlan:
     """Make the plan of one rank, for vectors at any address.
@@ -131,14 +131,13 @@ def _program(
 
 
 def _with_node(
-    program: Program, between: Iterable[Instruction], pieces: tuple[Range, ...]
+    program: Program, between: list[Instruction], pieces: tuple[Range, ...]
 ) -> Iterator[Instruction]:
     """Yield instructions, and among them those that work inside the node, piece by piece in order.
 
     All ranks of a node come to their pieces in the same order, and to each after the same messages
     between nodes, so that none waits in a circle.
     """
-    between = list(between)
     used = [_pieces_used(program, code, pieces) for code in between]
     last_use = [-1] * len(pieces)
     for position, touched in enumerate(used):

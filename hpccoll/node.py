@@ -6,8 +6,8 @@ environment variable ``HPCCOLL_NODE`` says "off", there is no node path, on no r
 """
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mpi4py import MPI
 
@@ -24,6 +24,10 @@ CHOICES = ("auto", "arena", "window", "off")
 WINDOW_BYTES = 64 << 20
 """Room for arrays in a window, beside the slot, unless ``HPCCOLL_ARENA`` says otherwise: a window
 lies in /dev/shm, which is often small."""
+
+
+Watch = Callable[[list[int]], object]
+"""What is called while a rank waits long, with the ranks that are late."""
 
 
 @dataclass(slots=True)
@@ -44,8 +48,6 @@ class Meeting:
         Where `hpccoll.empty` allocates so that peers see it: 0, or the window's.
     why_not : str
         Why something is not there; empty otherwise.
-    nap : int
-        Nanoseconds to sleep between two looks at a message from another node; 0: MPI waits.
     """
 
     node: Node | None
@@ -54,18 +56,17 @@ class Meeting:
     reads_peers: bool = False
     region: int = 0
     why_not: str = ""
-    nap: int = 0
     _slot: int = 0
     _window: MPI.Win | None = None
     _peers: list[arena.Descriptor] = field(default_factory=list)
 
     def serves(self, topology: Topology) -> bool:
-        """Whether calls can go through memory; equal on all ranks.
+        """Whether calls by "auto" can go through memory; equal on all ranks."""
+        return self.memory != "none" if topology.is_one_node else self.shares_scratch
 
-        A window has no room for the scratch memory of hierarchical algorithms.
-        """
-        if topology.is_one_node:
-            return self.memory != "none"
+    @property
+    def shares_scratch(self) -> bool:
+        """Whether peers see scratch memory, as hierarchical plans need; windows have no room."""
         return self.memory == "arena"
 
     def leave(self, comm: MPI.Intracomm) -> None:
@@ -89,7 +90,9 @@ def from_environment() -> str:
     return os.environ.get(VARIABLE, "").strip() or CHOICES[0]
 
 
-def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Meeting:
+def meet(
+    comm: MPI.Intracomm, topology: Topology, choice: str, waiting: Waiting, watch: Watch
+) -> Meeting:
     """Let the ranks of each node meet. Collective over all of `comm`; all get the same kind.
 
     Parameters
@@ -100,14 +103,16 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
         Of its ranks.
     choice : str
         One of `CHOICES`, equal on all ranks.
+    waiting : Waiting
+        How to wait.
     watch : callable
-        Called while waiting long.
+        As of `hpccoll._node.Node`.
 
     Raises
     ------
     ValueError
-        On all ranks: `choice` is none, or ``HPCCOLL_WAIT`` or ``HPCCOLL_ARENA`` of some rank
-        cannot be read.
+        On all ranks: `choice` is none of `CHOICES`, or ``HPCCOLL_ARENA`` of some rank cannot be
+        read.
     """
     if choice not in CHOICES:
         message = (
@@ -115,11 +120,10 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
         )
         raise ValueError(message)
     members = topology.peers(comm.rank)
-    waiting = Waiting.agree(comm, topology)
     if topology.largest == 1 or choice == "off":
         why = f"{VARIABLE} is off" if choice == "off" else "every rank is alone on its node"
-        return Meeting(None, members, why_not=why, nap=waiting.nap_nanoseconds)
-    meeting = Meeting(None, members)
+        return Meeting(None, members, why_not=why)
+    meeting = Meeting(None, members)  # before any try
     if choice != "window":
         meeting = _in_arenas(comm, members, waiting, watch)
     if meeting.node is None and choice != "arena":
@@ -129,12 +133,11 @@ def meet(comm: MPI.Intracomm, topology: Topology, choice: str, watch: Any) -> Me
     if meeting.node is not None and topology.is_one_node and not waiting.crowded:
         crossing = max(comm.allgather(meeting.node.crossing_time()))
         meeting.node.set_limits(selection.node_limits(len(members), False, crossing))
-    meeting.nap = waiting.nap_nanoseconds
     return meeting
 
 
 def _in_arenas(
-    comm: MPI.Intracomm, members: tuple[int, ...], waiting: Waiting, watch: Any
+    comm: MPI.Intracomm, members: tuple[int, ...], waiting: Waiting, watch: Watch
 ) -> Meeting:
     """Meet in the processes' arenas."""
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES) + _node.ALIGNMENT
@@ -173,23 +176,11 @@ def _in_arenas(
         meeting.leave(comm)
         return meeting
     pids = [peer.pid for peer in mapped] if reads_peers else []
-    node = Node(
-        members.index(comm.rank),
-        slots,
-        buffer_bytes=selection.NODE_SEGMENT_BYTES,
-        arenas=arenas,
-        arena_bytes=_arena.capacity(),
-        processes=pids,
-        members=members,
-        limits=selection.node_limits(len(members), waiting.crowded, 0),
-        spins=waiting.spins,
-        yield_time=waiting.yield_nanoseconds,
-        watch=watch,
-    )
+    node = _new_node(comm.rank, members, slots, arenas, _arena.capacity(), pids, waiting, watch)
     return Meeting(node, members, "arena", reads_peers, _slot=slot, _peers=mapped)
 
 
-def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch: Any) -> Meeting:
+def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch: Watch) -> Meeting:
     """Meet in a shared window of MPI, a part of which is for arrays."""
     members = topology.peers(comm.rank)
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
@@ -215,28 +206,42 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     here.Free()
     arenas = [_aligned(slot + nbytes) for slot in slots]
     region = _arena.add_region(arenas[members.index(comm.rank)], room)
-    node = Node(
-        members.index(comm.rank),
+    node = _new_node(comm.rank, members, slots, arenas, room, [], waiting, watch)
+    return Meeting(node, members, "window", region=region, _window=window)
+
+
+def _new_node(
+    rank: int,
+    members: tuple[int, ...],
+    slots: list[int],
+    arenas: list[int],
+    arena_bytes: int,
+    processes: list[int],
+    waiting: Waiting,
+    watch: Watch,
+) -> Node:
+    return Node(
+        members.index(rank),
         slots,
         buffer_bytes=selection.NODE_SEGMENT_BYTES,
         arenas=arenas,
-        arena_bytes=room,
-        processes=[],
+        arena_bytes=arena_bytes,
+        processes=processes,
         members=members,
         limits=selection.node_limits(len(members), waiting.crowded, 0),
         spins=waiting.spins,
         yield_time=waiting.yield_nanoseconds,
         watch=watch,
     )
-    return Meeting(node, members, "window", region=region, _window=window)
 
 
 def _aligned(address: int) -> int:
     return address + -address % _node.ALIGNMENT
 
 
-def _raise_first(texts: Any) -> None:
-    for text in filter(None, texts):
+def _raise_first(texts: Iterable[str]) -> None:
+    text = next(filter(None, texts), "")
+    if text:
         raise ValueError(text)
 
 

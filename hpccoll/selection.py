@@ -1,8 +1,9 @@
 """Which algorithm runs: "auto" and what overrides it. A function of values equal on all ranks.
 
-The thresholds come from bench/collectives.py on one node; docs/architecture.md says how to measure
-them again. A user overrides them with the argument `algorithm`, or for a whole run with the
-environment variable ``HPCCOLL_ALGORITHM`` (read on rank 0).
+The thresholds come from bench/collectives.py, those inside a node from bench/node.py, those between
+nodes from bench/cluster.py; docs/architecture.md says how to measure them again. A user overrides
+them with the argument `algorithm`, or for a whole run with the environment variable
+``HPCCOLL_ALGORITHM`` (read on rank 0).
 """
 
 import os
@@ -18,14 +19,16 @@ VARIABLE = "HPCCOLL_ALGORITHM"
 SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
 
+NO_LIMIT = 1 << 60
+"""Bytes; more than any vector has."""
 
 NODE_SEGMENT_BYTES = 256 << 10
 """Most of one of the buffers through which private vectors go inside a node: a part of a
 second-level cache."""
 
 FAR_NANOSECONDS = 200
-"""News that take longer from one rank to another cross more than a shared cache. What goes through
-slots crosses twice, once for the store and once for the load, and pays that price twice."""
+"""What takes longer to be seen by another rank crosses more than a shared cache. Vectors that go
+through slots cross twice, once for the store and once for the load, and pay that price twice."""
 
 
 class NodeLimits(NamedTuple):
@@ -60,11 +63,11 @@ def node_limits(size: int, crowded: bool, crossing: int) -> NodeLimits:
     crowded : bool
         Whether there are fewer cores than ranks.
     crossing : int
-        Nanoseconds that news take from one rank to the others; 0 where unknown.
+        Nanoseconds until other ranks see what one has stored; 0 where unknown.
     """
     return NodeLimits(
         gather_bytes=(32 if size == 2 and not crowded else 8) << 10,
-        slot_bytes=(128 << 10) if crossing > FAR_NANOSECONDS else (1 << 60),
+        slot_bytes=(128 << 10) if crossing > FAR_NANOSECONDS else NO_LIMIT,
         shared_bytes=8 << 10,
         segment_bytes=(64 << 10) if crowded else NODE_SEGMENT_BYTES,
     )
@@ -132,7 +135,7 @@ def from_environment() -> str:
 
 
 def select(*, size: int, nbytes: int, count: int) -> str:
-    """Return the name of the algorithm that "auto" takes.
+    """Return the name of the algorithm that "auto" takes where all goes by messages.
 
     Parameters
     ----------

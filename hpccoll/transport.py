@@ -1,7 +1,7 @@
 """What moves bytes between two ranks: MPI point-to-point (in tests: `local_transport`).
 
 A transport makes persistent requests. They have the methods of mpi4py's ``Prequest`` that the
-executor uses: ``Start``, ``Wait``, ``Cancel`` and ``Free``. Messages between two ranks
+executor uses: ``Start``, ``Wait``, ``Test``, ``Cancel`` and ``Free``. Messages between two ranks
 arrive in the order they were started; a receive is told how many bytes came, and with which tag.
 """
 
@@ -73,6 +73,12 @@ class Transport(Protocol):
     size: int
     byte: Any
     """The datatype of a byte, as ``status.Get_count`` takes it."""
+    nap: int
+    """Longest nanoseconds to sleep between two looks at a message that has not come; 0: leave
+    waiting to MPI, which spins."""
+    failed_on_node: bool
+    """Another rank has told that it gave up a call through the memory of its node. The reader
+    resets it."""
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -81,18 +87,10 @@ class Transport(Protocol):
         """Return a request that receives at most `nbytes` bytes at `address`, with any tag."""
 
     def new_status(self) -> Any:
-        """Return an object to hand to ``Wait``, which tells what came."""
+        """Return an object to hand to ``Wait`` and ``Test``, which tells what came."""
 
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
-
-    nap: int
-    """Longest nanoseconds to sleep between two looks at a message that has not come; 0: leave
-    waiting to MPI, which spins."""
-
-    failed_on_node: bool
-    """Another rank has told that it gave up a call through the memory of its node. The reader
-    resets it."""
 
     def told(self, tag: int) -> bool:
         """Note the tag of a message that came; return whether its sender has given up."""
@@ -155,7 +153,7 @@ class MpiTransport:
         return self.comm.Recv_init([memory, nbytes, self.byte], peer, self._mpi.ANY_TAG)
 
     def new_status(self) -> Any:
-        """Return an object to hand to ``Wait``, which tells what came."""
+        """Return an object to hand to ``Wait`` and ``Test``, which tells what came."""
         return self._mpi.Status()
 
     def is_truncation(self, error: Exception) -> bool:

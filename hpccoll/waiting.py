@@ -80,8 +80,8 @@ SETTINGS = {
     "sleep": (0, 0, 50_000),
 }
 """Spins, nanoseconds of yielding, longest nap. About 100 us of spinning: longer than what a rank
-does between two looks of its peers at it, shorter than a time slice. A nap is shorter than what
-news from another node take."""
+does between two looks of its peers at it, shorter than a time slice. A nap is shorter than the
+way of a message from another node."""
 
 
 def _cores() -> frozenset[int]:

@@ -6,7 +6,7 @@ the MPI calls themselves and little else: nothing is looked up, and no memory is
 integers that receives report.
 
 MPI is reached only through the methods of the request objects that a transport made (mpi4py's,
-under MPI) and the transport's `give_up`; this module does not link MPI. Loops are called by their
+under MPI) and those of the transport; this module does not link MPI. Loops are called by their
 address (`_kernels.reduce_address` and the like).
 """
 
@@ -142,9 +142,9 @@ cdef class MessagePlan(Plan):
         Addresses that the vector is copied to before, and from after; 0 where the program
         works on the caller's memory itself.
     status : object
-        Handed to the ``Wait`` of receives; tells how much came, and with which tag.
+        Handed to ``Wait`` and ``Test``; tells how much came, and with which tag.
     transport : Transport
-        Of the requests.
+        Of the requests; says how to wait, and ends calls that failed.
     keep : object
         Kept alive with the plan: scratch memory and the like.
     info : object

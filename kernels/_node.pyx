@@ -12,12 +12,12 @@ from libc.stdint cimport uint64_t, uintptr_t
 from hpccoll._plans cimport Levels, Loops, Plan
 from node_levels cimport (
     APART,
-    ATTENDED,
     DESIGN_COUNT,
     DIFFERENT,
     DISAGREES,
     DONE,
     GIVEN_UP,
+    INTERRUPTED,
     LEFT,
     MEMORY_BYTES,
     SLOT_HEAD_BYTES,
@@ -117,7 +117,6 @@ cdef class Node:
     cdef object watch
     cdef object error
     cdef bint told
-    cdef int *process_ids
     cdef readonly tuple members
     cdef readonly bint broken
 
@@ -135,17 +134,14 @@ cdef class Node:
         self.state.arenas = <char **> self.table(size)
         self.state.inputs = <const char **> self.table(size)
         self.state.outputs = <char **> self.table(size)
-        self.process_ids = <int *> self.table(size)
         self.state.memory = <char *> self.room(MEMORY_BYTES)
         self.state.staging = <char *> self.room(STAGING_BYTES)
         for k in range(size):
             self.state.slots[k] = <slot *> <uintptr_t> slots[k]
             if arenas:
                 self.state.arenas[k] = <char *> <uintptr_t> arenas[k]
-            if processes:
-                self.process_ids[k] = processes[k]
         if processes:
-            self.state.processes = self.process_ids
+            self.state.processes = self.numbers(processes)
         self.state.waiting.spins = spins
         self.state.waiting.yield_time = yield_time
         self.state.waiting.time_limit = 0
@@ -154,6 +150,12 @@ cdef class Node:
 
     cdef void *table(self, int size) except NULL:
         return self.room(size * sizeof(void *))
+
+    cdef int *numbers(self, values) except NULL:
+        cdef int *room = <int *> self.room(len(values) * sizeof(int))
+        for k, value in enumerate(values):
+            room[k] = value
+        return room
 
     cdef void *room(self, size_t nbytes) except NULL:
         cdef void *memory = PyMem_Calloc(nbytes, 1)
@@ -166,7 +168,7 @@ cdef class Node:
         PyMem_Free(self.state.arenas)
         PyMem_Free(<void *> self.state.inputs)
         PyMem_Free(self.state.outputs)
-        PyMem_Free(self.process_ids)
+        PyMem_Free(<void *> self.state.processes)
         PyMem_Free(self.state.memory)
         PyMem_Free(self.state.staging)
 
@@ -190,7 +192,7 @@ cdef class Node:
         self.state.segment_bytes = min(segment_bytes, self.state.buffer_bytes)
 
     def crossing_time(self):
-        """Return how long news take from one rank to the others, in nanoseconds. Collective."""
+        """Return nanoseconds until the others see what a rank has stored. Collective."""
         with nogil:
             time = crossing_time(&self.state)
         return time
@@ -237,7 +239,7 @@ cdef class Node:
         except BaseException as error:
             self.told = self.told and isinstance(error, ValueError)
             self.error = error
-            return ATTENDED
+            return INTERRUPTED
         return 0
 
     cdef int check(self, info) except -1:
@@ -254,7 +256,7 @@ cdef class Node:
         announce(&self.state.slots[self.state.rank].given_up, LEFT if for_good else DISAGREES)
         return 0
 
-    cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind_number) except -1:
+    cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind) except -1:
         """Raise the error of a call that did not come to its end."""
         cdef int peer = self.state.culprit
         cdef slot *theirs = self.state.slots[peer]
@@ -263,14 +265,14 @@ cdef class Node:
             # All ranks have seen that, before any data moved: they are still in step.
             their_nbytes = theirs.headers[self.state.calls % 2].nbytes
             their_kind = theirs.headers[self.state.calls % 2].kind
-            info.mismatch(member, nbytes, kind_number, their_nbytes, their_kind)
+            info.mismatch(member, nbytes, kind, their_nbytes, their_kind)
         error, self.error = self.error, None
         if outcome == GIVEN_UP and current(&theirs.given_up) == DISAGREES:
-            info.mismatch(member, nbytes, kind_number, 0, FAILED_TAG)
-        if outcome == ATTENDED and self.told:
+            info.mismatch(member, nbytes, kind, 0, FAILED_TAG)
+        if outcome == INTERRUPTED and self.told:
             raise error
         self.leave(True)
-        if outcome == ATTENDED:
+        if outcome == INTERRUPTED:
             raise error
         if outcome == GIVEN_UP:
             info.fail(f"rank {member} has left a call before its end")
@@ -288,6 +290,18 @@ cdef int attend(void *context) noexcept nogil:
             return GIVEN_UP
     with gil:
         return (<Node> context).attended()
+
+
+cdef c_loops c_loops_of(Loops loops, size_t itemsize, size_t partial_itemsize) noexcept:
+    cdef c_loops made
+    made.reduce = loops.reduce
+    made.divide = loops.divide if loops.divisor != 0 else NULL
+    made.widen = loops.widen
+    made.narrow = loops.narrow
+    made.divisor = loops.divisor
+    made.itemsize = itemsize
+    made.partial_itemsize = partial_itemsize
+    return made
 
 
 @cython.final
@@ -316,7 +330,7 @@ cdef class NodePlan(Plan):
 
     cdef Node node
     cdef c_loops loops
-    cdef Loops kept
+    cdef Loops kept  # what the addresses in C lead to
     cdef int kind
     cdef size_t count
     cdef readonly size_t nbytes
@@ -326,13 +340,7 @@ cdef class NodePlan(Plan):
     def __init__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info):
         self.node = node
         self.kept = loops
-        self.loops.reduce = loops.reduce
-        self.loops.divide = loops.divide if loops.divisor != 0 else NULL
-        self.loops.widen = loops.widen
-        self.loops.narrow = loops.narrow
-        self.loops.divisor = loops.divisor
-        self.loops.itemsize = itemsize
-        self.loops.partial_itemsize = partial_itemsize
+        self.loops = c_loops_of(loops, itemsize, partial_itemsize)
         self.kind = kind
         self.count = count
         self.nbytes = count * itemsize
@@ -361,7 +369,7 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
-            self.disagrees = outcome == ATTENDED and node.told
+            self.disagrees = outcome == INTERRUPTED and node.told
             node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 
@@ -394,9 +402,8 @@ cdef class NodeLevels(Levels):
 
     cdef c_levels state
     cdef Node node
-    cdef Loops kept
+    cdef Loops kept  # what the addresses in C lead to
     cdef object info
-    cdef int *leader_numbers
     cdef int kind
     cdef Py_ssize_t nbytes
 
@@ -407,18 +414,16 @@ cdef class NodeLevels(Levels):
         self.info = info
         self.kind = kind
         self.nbytes = count * itemsize
-        self.leader_numbers = <int *> node.table(len(leader_ranks))
         self.state.node = &node.state
-        self.state.loops.reduce = loops.reduce
-        self.state.loops.widen = loops.widen
-        self.state.loops.itemsize = itemsize
-        self.state.loops.partial_itemsize = partial_itemsize
+        self.state.loops = c_loops_of(loops, itemsize, partial_itemsize)
+        # Values stay partial until all nodes are in them.
+        self.state.loops.divide = NULL
+        self.state.loops.narrow = NULL
         self.state.count = count
         self.state.leaders = len(leader_ranks)
-        self.state.leader_ranks = self.leader_numbers
+        self.state.leader_ranks = node.numbers(leader_ranks)
         self.state.slice = -1
         for slice_number, rank in enumerate(leader_ranks):
-            self.leader_numbers[slice_number] = rank
             if rank == node.state.rank:
                 self.state.slice = slice_number
         self.state.pieces = pieces
@@ -427,7 +432,7 @@ cdef class NodeLevels(Levels):
         self.state.output = <char *> output
 
     def __dealloc__(self):
-        PyMem_Free(self.leader_numbers)
+        PyMem_Free(<void *> self.state.leader_ranks)
 
     cdef int begin(self, char *source, char *target) except -1:
         cdef int outcome

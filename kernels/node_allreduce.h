@@ -17,8 +17,6 @@
 
 #include "node_slots.h"
 
-#define MEMBER(name) offsetof(struct slot, name)
-
 static size_t smaller(size_t a, size_t b)
 {
     return a < b ? a : b;
@@ -43,12 +41,9 @@ static int begin_call(struct node *node, struct header *mine)
     for (int k = 1; k < node->size; k++) {
         const int peer = (node->rank + k) % node->size;
         const struct header *theirs = &node->slots[peer]->headers[call % 2];
-        const int ended = wait_until(&theirs->call, call, &node->waiting);
-        if (ended) {
-            if (ended == TIME_IS_UP)
-                node->culprit = peer;
+        const int ended = wait_for(node, peer, &theirs->call, call);
+        if (ended)
             return ended;
-        }
         if (theirs->nbytes != mine->nbytes || theirs->kind != mine->kind) {
             node->culprit = peer;
             outcome = DIFFERENT;
@@ -83,8 +78,8 @@ static void copy_in(const struct node *node, const char *x, size_t nbytes, uint6
     announce(&own_slot(node)->copied, turn + 1);
 }
 
-/* `told` is how many segments the headers told of: 1 where all ranks copied the first one in before
- * they began the call, else 0. */
+/* `told`: whether all ranks copied the first segment in before they began the call, so that their
+ * headers told of it. */
 static int reduce_gathered(struct node *node, const struct loops *loops, const char *x, char *y,
                            size_t count, int told)
 {
@@ -150,11 +145,9 @@ static int reduce_slotted(struct node *node, const struct loops *loops, const ch
             const int peer = (node->rank + k) % node->size;
             const size_t from = chunk_start(n, itemsize, node->size, peer) * itemsize;
             const size_t to = chunk_start(n, itemsize, node->size, peer + 1) * itemsize;
-            outcome = wait_until(&node->slots[peer]->reduced, node->pieces, &node->waiting);
-            if (outcome) {
-                node->culprit = peer;
+            outcome = wait_for(node, peer, &node->slots[peer]->reduced, node->pieces);
+            if (outcome)
                 return outcome;
-            }
             memcpy(y + start * itemsize + from, out_buffer(node, peer, turn) + from, to - from);
         }
     }
@@ -234,12 +227,10 @@ static int reduce_from_peers(struct node *node, const struct loops *loops, const
         const size_t to = chunk_start(count, itemsize, node->size, peer + 1);
         const uint64_t output = slots[peer]->headers[node->calls % 2].place.output;
         for (size_t start = from; start < to; start += piece) {
-            const int outcome = wait_until(&slots[peer]->reduced,
-                                           before + (start - from) / piece + 1, &node->waiting);
-            if (outcome) {
-                node->culprit = peer;
+            const int outcome = wait_for(node, peer, &slots[peer]->reduced,
+                                         before + (start - from) / piece + 1);
+            if (outcome)
                 return outcome;
-            }
             if (read_peer(node, peer, y + start * itemsize, output + start * itemsize,
                           smaller(piece, to - start) * itemsize))
                 return UNREADABLE;

@@ -78,7 +78,6 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     levels->segments_before = node->segments;
     levels->pieces_before = node->pieces;
     levels->published_before = node->published;
-    node->design = DESIGN_levels;
     mine->nbytes = levels->count * levels->loops.itemsize;
     mine->kind = kind;
     mine->copied = 0;
@@ -133,13 +132,10 @@ static int collect(struct levels *levels, int piece)
     const size_t itemsize = levels->loops.itemsize;
     for (int slice = 0; slice < levels->leaders; slice++) {
         const int leader = levels->leader_ranks[slice];
-        const int outcome = wait_until(&node->slots[leader]->published,
-                                       levels->published_before + (uint64_t)piece + 1,
-                                       &node->waiting);
-        if (outcome) {
-            node->culprit = leader;
+        const int outcome = wait_for(node, leader, &node->slots[leader]->published,
+                                     levels->published_before + (uint64_t)piece + 1);
+        if (outcome)
             return outcome;
-        }
         const struct place *place = &node->slots[leader]->headers[node->calls % 2].place;
         const struct range part = piece_of(levels, slice, piece), all = slice_of(levels, slice);
         if (part.stop > part.start)

@@ -58,7 +58,7 @@ cdef extern from "node_levels.h" nogil:
         DIFFERENT
         GIVEN_UP
         UNREADABLE
-        ATTENDED
+        INTERRUPTED
         TIME_IS_UP
         MEMORY_BYTES
         STAGING_BYTES

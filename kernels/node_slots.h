@@ -24,6 +24,9 @@ enum {
 
 #define NOWHERE UINT64_MAX
 
+/* For `wait_for_all`: a counter of a slot. */
+#define MEMBER(name) offsetof(struct slot, name)
+
 /* Where a rank's vector lies: addresses in its own process, and offsets in the arena that its peers
  * map, or NOWHERE. */
 struct place {
@@ -43,6 +46,8 @@ struct header {
     };
 };
 
+_Static_assert(sizeof(struct header) == LINE, "a header is one cache line");
+
 struct slot {
     struct header headers[2];
     alignas(APART) counter copied;   /* segments that the owner has copied in, of all calls */
@@ -50,7 +55,7 @@ struct slot {
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
-    alignas(APART) counter given_up; /* what follows */
+    alignas(APART) counter given_up; /* STAYS, LEFT or DISAGREES */
     alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };
 
@@ -86,7 +91,7 @@ struct node {
     char *staging;           /* STAGING_BYTES, for what is read from peers */
 };
 
-#define DESIGNS(X) X(none) X(in_line) X(gathered) X(slotted) X(read_from_peers) X(shared) X(levels)
+#define DESIGNS(X) X(none) X(in_line) X(gathered) X(slotted) X(read_from_peers) X(shared)
 
 #define DESIGN_NUMBER(name) DESIGN_##name,
 enum { DESIGNS(DESIGN_NUMBER) DESIGN_COUNT };
@@ -94,7 +99,7 @@ enum { DESIGNS(DESIGN_NUMBER) DESIGN_COUNT };
 #define DESIGN_NAME(name) #name,
 static const char *const design_names[DESIGN_COUNT] = {DESIGNS(DESIGN_NAME)};
 
-enum outcome { DONE = 0, DIFFERENT = -1, GIVEN_UP = -2, UNREADABLE = -3, ATTENDED = -4 };
+enum outcome { DONE = 0, DIFFERENT = -1, GIVEN_UP = -2, UNREADABLE = -3, INTERRUPTED = -4 };
 
 #define STAGING_BYTES ((size_t)512 << 10)
 #define MEMORY_BYTES ((size_t)MOST_LEVELS * BLOCK_BYTES)
@@ -126,24 +131,30 @@ static char *out_buffer(const struct node *node, int rank, uint64_t turn)
     return node->slots[rank]->buffers + (2 + turn % 2) * node->buffer_bytes;
 }
 
-/* Wait until a counter of every other rank has reached a value. */
-static int wait_for_all(struct node *node, size_t member, uint64_t value)
+/* Wait until a counter of one peer has reached a value. Who has left the call is noted by `attend`. */
+static int wait_for(struct node *node, int peer, const counter *flag, uint64_t value)
+{
+    const int outcome = wait_until(flag, value, &node->waiting);
+    if (outcome == TIME_IS_UP)
+        node->culprit = peer;
+    return outcome;
+}
+
+/* Wait until the counter at an offset in the slot of every other rank has reached a value. */
+static int wait_for_all(struct node *node, size_t offset, uint64_t value)
 {
     for (int k = 1; k < node->size; k++) {
         /* Neighbours first, so that not all look at the same rank. */
         const int peer = (node->rank + k) % node->size;
-        const counter *flag = (const counter *)((const char *)node->slots[peer] + member);
-        const int outcome = wait_until(flag, value, &node->waiting);
-        if (outcome) {
-            if (outcome == TIME_IS_UP)
-                node->culprit = peer;
+        const counter *flag = (const counter *)((const char *)node->slots[peer] + offset);
+        const int outcome = wait_for(node, peer, flag, value);
+        if (outcome)
             return outcome;
-        }
     }
     return DONE;
 }
 
-/* Nanoseconds that news take from one rank to the others: all tell a number and wait for all, again
+/* Nanoseconds until the others see what a rank has stored: all tell a number and wait for all, again
  * and again. The best of some rounds, since others may be interrupted. */
 static int64_t crossing_time(struct node *node)
 {
@@ -154,7 +165,7 @@ static int64_t crossing_time(struct node *node)
         const int64_t start = nanoseconds();
         for (int k = 0; k < ROUNDS; k++) {
             announce(&own_slot(node)->touched, ++round);
-            if (wait_for_all(node, offsetof(struct slot, touched), round))
+            if (wait_for_all(node, MEMBER(touched), round))
                 return INT64_MAX;
         }
         const int64_t taken = (nanoseconds() - start) / ROUNDS;

@@ -23,8 +23,8 @@ def full_nodes(size: int, each: int) -> Topology:
     return Topology.of_labels(rank // each for rank in range(size))
 
 
-def in_pieces(network: str, topology: Topology, segments: int) -> Algorithm:
+def in_pieces(network: str, topology: Topology, pieces: int) -> Algorithm:
     """Return `multi_leader` whose slices are cut; its formulas do not know of it."""
-    options = {"topology": topology, "network": network, "segments": segments}
+    options = {"topology": topology, "network": network, "pieces": pieces}
     schedule = for_any_count(functools.partial(multi_leader.schedule, **options))
     return replace(find(f"multi_leader:{network}").on(topology), schedule=schedule)

@@ -41,7 +41,7 @@ def slice_of(rank: int, topology: Topology, leaders: int) -> int | None:
 
 
 def schedule(
-    rank: int, topology: Topology, count: int, leaders: int, network: str = "", segments: int = 1
+    rank: int, topology: Topology, count: int, leaders: int, network: str = "", pieces: int = 1
 ) -> Schedule:
     """Return what `rank` does to all-reduce `count` elements over a topology.
 
@@ -53,7 +53,7 @@ def schedule(
         Of all ranks.
     leaders : int
         Leaders per node: a power of two, up to `most_leaders`.
-    network, segments
+    network, pieces
         As in `between`.
     """
     peers, local = topology.peers(rank), topology.local(rank)
@@ -76,7 +76,7 @@ def schedule(
         shared.append((peers[partner], keep, give))
     number = slice_of(rank, topology, leaders)
     if number is not None:
-        _add_between(steps, topology, number, slices[number], network, segments)
+        _add_between(steps, topology, number, slices[number], network, pieces)
     for peer, kept, given in reversed(shared):
         steps.exchange(peer, kept, peer, given, Action.COPY)
     if fold.is_proxy(local):
@@ -113,7 +113,7 @@ def between(
     topology: Topology,
     count: int,
     network: str = "",
-    segments: int = 1,
+    pieces: int = 1,
     *,
     leaders: int | None = None,
 ) -> Schedule:
@@ -135,7 +135,7 @@ def between(
         Name of the flat algorithm in which nodes stand for ranks. Empty for the usual one:
         "rabenseifner" for a power of two of nodes, "circulant" for other numbers, and
         "recursive_doubling" where there are fewer elements than nodes.
-    segments : int
+    pieces : int
         Number of pieces.
     leaders : int, optional
         Leaders per node; by default as many as there can be.
@@ -145,7 +145,7 @@ def between(
     number = slice_of(rank, topology, leaders)
     steps = ScheduleBuilder(rank, topology.size, count)
     if number is not None:
-        _add_between(steps, topology, number, Range(0, count), network, segments)
+        _add_between(steps, topology, number, Range(0, count), network, pieces)
     return steps.finish()
 
 
@@ -155,7 +155,7 @@ def _add_between(
     number: int,
     part: Range,
     network: str,
-    segments: int,
+    pieces: int,
 ) -> None:
     """Add what the leader of a slice does between nodes; the slice is a part of the vector."""
     nodes, node = topology.node_count, topology.nodes[steps.rank]
@@ -163,12 +163,12 @@ def _add_between(
         return
     name = network or by_count(nodes, part.count)
     ranks = [leader(topology, peer, number) for peer in range(nodes)]
-    slots = _slots(name, nodes)[node] if segments > 1 else None
-    pieces = [
-        Range(part.start + start, part.start + stop) for start, stop in chunks(part.count, segments)
+    slots = _slots(name, nodes)[node] if pieces > 1 else None
+    windows = [
+        Range(part.start + start, part.start + stop) for start, stop in chunks(part.count, pieces)
     ]
     plan: list[tuple[int, int, Step]] = []
-    for piece, window in enumerate(pieces):
+    for piece, window in enumerate(windows):
         # A piece of fewer elements than nodes is a part of one that has enough: so its steps are
         # the same ones, up to those without elements.
         inner = FLAT[name].schedule(node, nodes, max(window.count, nodes)).steps
@@ -177,7 +177,7 @@ def _add_between(
             for position, step in enumerate(inner)
         )
     for _, piece, step in sorted(plan, key=lambda entry: entry[:2]):
-        steps.add(step, pieces[piece], ranks)
+        steps.add(step, windows[piece], ranks)
 
 
 @functools.lru_cache(maxsize=64)

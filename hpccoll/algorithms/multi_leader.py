@@ -58,7 +58,7 @@ def schedule(
     count: int,
     topology: Topology | None = None,
     network: str = "",
-    segments: int = 1,
+    pieces: int = 1,
 ) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements.
 
@@ -66,4 +66,4 @@ def schedule(
     """
     topology = levels.placed(topology, size)
     leaders = levels.most_leaders(topology)
-    return levels.schedule(rank, topology, count, leaders, network, segments)
+    return levels.schedule(rank, topology, count, leaders, network, pieces)

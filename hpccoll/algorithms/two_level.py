@@ -52,11 +52,10 @@ def schedule(
     count: int,
     topology: Topology | None = None,
     network: str = "",
-    segments: int = 1,
 ) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements.
 
     See `levels.schedule`. Without a topology, all ranks share one node.
     """
     topology = levels.placed(topology, size)
-    return levels.schedule(rank, topology, count, 1, network, segments)
+    return levels.schedule(rank, topology, count, 1, network)

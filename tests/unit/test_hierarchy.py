@@ -137,18 +137,18 @@ def peer_of(step):
 # Pieces.
 
 
-@pytest.mark.parametrize("segments", [2, 3, 5])
+@pytest.mark.parametrize("pieces", [2, 3, 5])
 @pytest.mark.parametrize("network", FLAT)
-def test_pieces_are_right_for_any_network_algorithm(network, segments):
+def test_pieces_are_right_for_any_network_algorithm(network, pieces):
     # The prover finds circles of ranks that wait, and messages received in another order than sent.
     for nodes in (2, 3, 4, 5, 7, 8):
         equal, uneven = full_nodes(2 * nodes, 2), in_turns(2 * nodes + nodes // 2, nodes)
         for topology in (equal, uneven):
             size = topology.size
-            for count in (1, size, size * segments + 3):
-                most = proof_of_pieces(in_pieces(network, topology, segments), size, count)
+            for count in (1, size, size * pieces + 3):
+                most = proof_of_pieces(in_pieces(network, topology, pieces), size, count)
             if topology is equal:  # the last count leaves no piece with fewer elements than nodes
-                assert most == 2 + segments * FLAT[network].steps(nodes)
+                assert most == 2 + pieces * FLAT[network].steps(nodes)
 
 
 def proof_of_pieces(algorithm, size, count):

@@ -113,7 +113,7 @@ def test_designs_follow_each_other_in_one_memory():
         return seen
 
     (seen, *_) = run(4, limits, job)
-    assert seen == set(_node.DESIGNS) - {"none", "levels"}
+    assert seen == set(_node.DESIGNS) - {"none"}
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
