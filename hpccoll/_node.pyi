@@ -34,7 +34,7 @@ class Node:
         limits: Sequence[int],
         spins: int,
         yield_time: int,
-        watch: Callable[[list[int]], object],
+        watch: Callable[[list[int]], int | None],
     ) -> Self: ...
     @property
     def segment_bytes(self) -> int: ...

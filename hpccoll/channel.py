@@ -76,7 +76,9 @@ class Channel:
             self.environment, sharing = private.bcast(mine, root=0)
             self.topology = discover(private)
             waiting = Waiting.agree(private, self.topology)
-            self.meeting = nodes.meet(private, self.topology, sharing, waiting, self._watch)
+            self.meeting = nodes.meet(
+                private, self.topology, sharing, waiting, self.transport.calls_otherwise
+            )
         except BaseException:
             private.Free()  # the error is that of all ranks
             raise
@@ -146,18 +148,6 @@ class Channel:
             and self.meeting.shares_scratch
             and task.reduction.loops.compiled
         )
-
-    def _watch(self, late: list[int]) -> None:
-        """See, while this rank waits in memory, whether others make a call by messages."""
-        other = self.transport.calls_otherwise(late)
-        if other is None:
-            return
-        message = (
-            f"rank {other} makes another call than rank {self.rank} (of {self.size}), which waits "
-            "for it in the memory of their node: expected its part of this call, got a message. "
-            "Ranks passed different types or algorithms; the results of this call are not valid"
-        )
-        raise ValueError(message)
 
     def _after_failure(self, plan: Plan) -> None:
         """Note what is to be done before the next call: messages may still be under way."""

@@ -108,6 +108,22 @@ class PlanInfo:
         )
         raise RuntimeError(message)
 
+    def elsewhere(self, peer: int) -> NoReturn:
+        """Raise the error of a rank that waits in memory for one that sends messages.
+
+        Parameters
+        ----------
+        peer : int
+            That one.
+        """
+        message = (
+            f"{self.task.call}: expected the part of rank {peer} in the memory of their node, got "
+            f"messages of another call (rank {self.rank} of {self.size}, {self.task.operation} of "
+            f"{self.task.count} elements of {self.task.reduction.dtype} here). Ranks passed "
+            "different types or algorithms; the results of this call are not valid"
+        )
+        raise ValueError(message)
+
     def mismatch(
         self, peer: int, expected: int, tag: int, got: int | None, got_tag: int
     ) -> NoReturn:

@@ -21,13 +21,17 @@ from hpccoll.waiting import Waiting
 VARIABLE = "HPCCOLL_NODE"
 CHOICES = ("auto", "arena", "window", "off")
 
+SHARED_MEMORY = "/dev/shm"
+"""Where MPI libraries keep shared windows."""
+
 WINDOW_BYTES = 64 << 20
 """Room for arrays in a window, beside the slot, unless ``HPCCOLL_ARENA`` says otherwise: a window
 lies in /dev/shm, which is often small."""
 
 
-Watch = Callable[[list[int]], object]
-"""What is called while a rank waits long, with the ranks that are late."""
+Watch = Callable[[list[int]], int | None]
+"""What is called while a rank waits long, with the ranks that are late. Returns one of them that
+makes another call, or None."""
 
 
 @dataclass(slots=True)
@@ -151,6 +155,8 @@ def _in_arenas(
     except ValueError as error:  # a setting that cannot be read
         unreadable = str(error)
     offers = comm.allgather((invitation, refusal, unreadable))
+    if slot and any(offer[2] for offer in offers):
+        _arena.free(slot)
     _raise_first(offer[2] for offer in offers)
     mapped: list[arena.Descriptor] = []
     slots, arenas, readable = [], [], True
@@ -184,9 +190,11 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     """Meet in a shared window of MPI, a part of which is for arrays."""
     members = topology.peers(comm.rank)
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
-    text = os.environ.get(arena.VARIABLE)
-    room = WINDOW_BYTES if text is None else arena.parse_size(text)
-    room = max(comm.allgather(room))
+    rooms, unreadable = zip(*comm.allgather(_window_room(nbytes, len(members))), strict=True)
+    _raise_first(unreadable)
+    room = min(rooms)
+    if room <= 0:
+        return Meeting(None, members, why_not=f"{SHARED_MEMORY} has no room for a shared window")
     here = MPI.Intracomm(comm.Split(topology.nodes[comm.rank], comm.rank))
     window, why = None, ""
     try:
@@ -208,6 +216,25 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     region = _arena.add_region(arenas[members.index(comm.rank)], room)
     node = _new_node(comm.rank, members, slots, arenas, room, [], waiting, watch)
     return Meeting(node, members, "window", region=region, _window=window)
+
+
+def _window_room(slot: int, ranks: int) -> tuple[int, str]:
+    """Return how many bytes for arrays a window may have on each rank, or what cannot be read.
+
+    Its pages are taken from the file system when they are touched: where there are none left then,
+    the process would end by a signal.
+    """
+    text = os.environ.get(arena.VARIABLE)
+    try:
+        wanted = WINDOW_BYTES if text is None else arena.parse_size(text)
+    except ValueError as error:
+        return 0, str(error)
+    try:
+        there = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return wanted, ""  # MPI keeps its shared memory elsewhere
+    free = there.f_bavail * there.f_frsize // 2 // ranks - slot - 2 * _node.ALIGNMENT
+    return max(0, min(wanted, free) // _node.ALIGNMENT * _node.ALIGNMENT), ""
 
 
 def _new_node(

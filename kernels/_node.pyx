@@ -16,6 +16,7 @@ from node_levels cimport (
     DIFFERENT,
     DISAGREES,
     DONE,
+    ELSEWHERE,
     GIVEN_UP,
     INTERRUPTED,
     LEFT,
@@ -103,7 +104,7 @@ cdef class Node:
         How to wait: looks, then nanoseconds.
     watch : callable
         Called while waiting long, with the ranks that have not begun the call that this one has
-        begun. What it raises ends the call; a ValueError says that they make another one.
+        begun. Returns one that makes another call, or None; what it raises ends the call.
 
     Attributes
     ----------
@@ -116,7 +117,7 @@ cdef class Node:
     cdef c_node state
     cdef object watch
     cdef object error
-    cdef bint told
+    cdef object elsewhere
     cdef readonly tuple members
     cdef readonly bint broken
 
@@ -231,16 +232,13 @@ cdef class Node:
         ]
 
     cdef int attended(self) noexcept:
-        self.told = False
         try:
             PyErr_CheckSignals()
-            self.told = True
-            self.watch(self.late())
+            self.elsewhere = self.watch(self.late())
         except BaseException as error:
-            self.told = self.told and isinstance(error, ValueError)
             self.error = error
             return INTERRUPTED
-        return 0
+        return 0 if self.elsewhere is None else ELSEWHERE
 
     cdef int check(self, info) except -1:
         if self.broken:
@@ -266,13 +264,13 @@ cdef class Node:
             their_nbytes = theirs.headers[self.state.calls % 2].nbytes
             their_kind = theirs.headers[self.state.calls % 2].kind
             info.mismatch(member, nbytes, kind, their_nbytes, their_kind)
-        error, self.error = self.error, None
+        if outcome == ELSEWHERE:
+            info.elsewhere(self.elsewhere)
         if outcome == GIVEN_UP and current(&theirs.given_up) == DISAGREES:
             info.mismatch(member, nbytes, kind, 0, FAILED_TAG)
-        if outcome == INTERRUPTED and self.told:
-            raise error
         self.leave(True)
         if outcome == INTERRUPTED:
+            error, self.error = self.error, None
             raise error
         if outcome == GIVEN_UP:
             info.fail(f"rank {member} has left a call before its end")
@@ -320,7 +318,8 @@ cdef class NodePlan(Plan):
     count : int
         Elements of the vector.
     info : object
-        What `hpccoll.Comm.last_call` is made from; its ``mismatch`` and ``fail`` raise errors.
+        What `hpccoll.Comm.last_call` is made from; its ``mismatch``, ``elsewhere`` and ``fail``
+        raise errors.
 
     Attributes
     ----------
@@ -369,7 +368,7 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
-            self.disagrees = outcome == INTERRUPTED and node.told
+            self.disagrees = outcome == ELSEWHERE
             node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 

@@ -59,6 +59,7 @@ cdef extern from "node_levels.h" nogil:
         GIVEN_UP
         UNREADABLE
         INTERRUPTED
+        ELSEWHERE
         TIME_IS_UP
         MEMORY_BYTES
         STAGING_BYTES

@@ -99,7 +99,14 @@ enum { DESIGNS(DESIGN_NUMBER) DESIGN_COUNT };
 #define DESIGN_NAME(name) #name,
 static const char *const design_names[DESIGN_COUNT] = {DESIGNS(DESIGN_NAME)};
 
-enum outcome { DONE = 0, DIFFERENT = -1, GIVEN_UP = -2, UNREADABLE = -3, INTERRUPTED = -4 };
+enum outcome {
+    DONE = 0,
+    DIFFERENT = -1,
+    GIVEN_UP = -2,
+    UNREADABLE = -3,
+    INTERRUPTED = -4,
+    ELSEWHERE = -5,
+};
 
 #define STAGING_BYTES ((size_t)512 << 10)
 #define MEMORY_BYTES ((size_t)MOST_LEVELS * BLOCK_BYTES)
