@@ -92,7 +92,10 @@ class LocalNode:
             except Exception as error:
                 results[number] = error
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(self.size)]
+        threads = [
+            threading.Thread(target=work, args=(number,), name=f"rank {number}")
+            for number in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,6 +1,7 @@
 """The node path, with ranks that are threads: every design is right, and gives the same bits."""
 
 import os
+import threading
 
 import local_ranks
 import numpy as np
@@ -186,6 +187,34 @@ def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
     assert "rank 10 has left a call before its end" in str(late[0])
     assert "left before its end" in str(late[1])
     assert "Dup" in str(late[0])
+
+
+def test_the_rank_that_left_is_named_and_not_the_one_that_is_waited_for():
+    """Rank 0 waits for rank 1, which is late, when rank 2 is interrupted."""
+    gone = threading.Event()
+
+    def watch(late):
+        if threading.current_thread().name == "rank 2":
+            raise KeyboardInterrupt
+
+    def job(rank):
+        x, out = np.ones(2000), np.empty(2000)
+        if rank.rank == 1:
+            gone.wait()
+        try:
+            rank.allreduce("sum", x, out)
+        except (KeyboardInterrupt, RuntimeError) as error:
+            return str(error)
+        finally:
+            if rank.rank == 0:
+                gone.set()
+        return ""
+
+    for design in LIMITS:
+        gone.clear()
+        zero, one, _ = LocalNode(3, watch=watch).outcomes(LIMITS[design], job)
+        assert "rank 20 has left" in zero
+        assert "has left" in one
 
 
 def test_memory_of_another_process_is_read_only_where_it_is_what_was_expected():
