@@ -134,10 +134,24 @@ def meet(
         why = meeting.why_not
         meeting = _in_window(comm, topology, waiting, watch)
         meeting.why_not = "; ".join(filter(None, (why, meeting.why_not)))
-    if meeting.node is not None and topology.is_one_node and not waiting.crowded:
-        crossing = max(comm.allgather(meeting.node.crossing_time()))
+    if meeting.memory == "arena" and topology.is_one_node and not waiting.crowded:
+        crossing = _crossing_time(comm, meeting)
+        assert meeting.node is not None
         meeting.node.set_limits(selection.node_limits(len(members), False, crossing))
     return meeting
+
+
+_crossings: dict[tuple[bytes, ...], int] = {}
+"""By the nonces of the arenas of all ranks: what was measured for these processes."""
+
+
+def _crossing_time(comm: MPI.Intracomm, meeting: Meeting) -> int:
+    """Return how long news take from rank to rank, measured once for the same processes."""
+    assert meeting.node is not None
+    key = tuple(peer.nonce for peer in meeting._peers)
+    if key not in _crossings:
+        _crossings[key] = max(comm.allgather(meeting.node.crossing_time()))
+    return _crossings[key]
 
 
 def _in_arenas(
