@@ -7,6 +7,7 @@ first use of a piece it is reduced over the node, and after the last its node ma
 """
 
 import functools
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -68,7 +69,7 @@ def make_levels_plan(
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
-        kind=message_tag(task.operation, reduction.dtype.name, partial=False, last=False),
+        kind=_kind(task, leaders, pieces),
         count=task.count,
         leader_ranks=[
             node.members.index(levels.leader(topology, topology.nodes[rank], number))
@@ -91,6 +92,13 @@ def make_levels_plan(
         keep=[vector, output, partial],
         levels=inside,
     )
+
+
+def _kind(task: Task, leaders: int, pieces: int) -> int:
+    """Return what ranks of a node compare: also how the vector is cut, and never 0 above 16 bits."""
+    cut = 1 + zlib.crc32(f"{leaders} {pieces}".encode()) % 0x7FFF
+    tag = message_tag(task.operation, task.reduction.dtype.name, partial=False, last=False)
+    return cut << 16 | tag
 
 
 def piece_count(task: Task, slice_bytes: int) -> int:

@@ -77,11 +77,15 @@ class Meeting:
         if self._slot:
             _arena.free(self._slot)
         if self._window is not None:
+            removed = True
             try:
                 _arena.remove_region(self.region)
             except BufferError:
-                return  # arrays live there: the window lasts as long as the process
-            self._window.Free()
+                removed = False
+            # Freeing is collective. Where arrays of any rank live there, the window lasts as long
+            # as the process.
+            if comm.allreduce(removed, MPI.LAND):
+                self._window.Free()
 
 
 def from_environment() -> str:
@@ -194,8 +198,14 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     members = topology.peers(comm.rank)
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
     text = os.environ.get(arena.VARIABLE)
-    room = WINDOW_BYTES if text is None else arena.parse_size(text)
-    room = max(comm.allgather(room))
+    room, unreadable = WINDOW_BYTES, ""
+    try:
+        room = WINDOW_BYTES if text is None else arena.parse_size(text)
+    except ValueError as error:
+        unreadable = str(error)
+    rooms = comm.allgather((room, unreadable))
+    _raise_first(why for _, why in rooms)
+    room = max(room for room, _ in rooms)
     here = MPI.Intracomm(comm.Split(topology.nodes[comm.rank], comm.rank))
     window, why = None, ""
     try:
@@ -214,7 +224,17 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     here.Barrier()
     here.Free()
     arenas = [_aligned(slot + nbytes) for slot in slots]
-    region = _arena.add_region(arenas[members.index(comm.rank)], room)
+    region = 0
+    try:
+        region = _arena.add_region(arenas[members.index(comm.rank)], room)
+    except RuntimeError as error:
+        why = str(error)
+    whys = [text for text in comm.allgather(why) if text]
+    if whys:
+        if region:
+            _arena.remove_region(region)
+        window.Free()
+        return Meeting(None, members, why_not=whys[0])
     node = Node(
         members.index(comm.rank),
         slots,

@@ -361,7 +361,12 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
-            self.disagrees = outcome == ATTENDED and node.told
+            self.disagrees = (
+                outcome == ATTENDED and node.told
+                or outcome == DIFFERENT and node.state.mixed
+                or outcome == GIVEN_UP
+                and current(&node.state.slots[node.state.culprit].given_up) == DISAGREES
+            )
             node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 

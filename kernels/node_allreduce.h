@@ -39,6 +39,7 @@ static int begin_call(struct node *node, struct header *mine)
     const uint64_t call = node->calls;
     int outcome = DONE;
     node->beginning = 1;
+    node->mixed = 0;
     announce(&mine->call, call);
     for (int k = 1; k < node->size; k++) {
         const int peer = (node->rank + k) % node->size;
@@ -51,6 +52,7 @@ static int begin_call(struct node *node, struct header *mine)
         }
         if (theirs->nbytes != mine->nbytes || theirs->kind != mine->kind) {
             node->culprit = peer;
+            node->mixed |= (theirs->kind | mine->kind) >> LEVELS_SHIFT != 0;
             outcome = DIFFERENT;
         }
     }
@@ -192,7 +194,16 @@ static int reads_like(int process, const void *there, const void *here, size_t n
 static int end_call(struct node *node)
 {
     announce(&own_slot(node)->finished, node->calls);
-    return wait_for_all(node, MEMBER(finished), node->calls);
+    const int outcome = wait_for_all(node, MEMBER(finished), node->calls);
+    if (outcome)
+        return outcome;
+    /* Whoever was interrupted in here may have changed its vector while this rank still read it. */
+    for (int k = 0; k < node->size; k++)
+        if (current(&node->slots[k]->given_up) == LEFT) {
+            node->culprit = k;
+            return GIVEN_UP;
+        }
+    return DONE;
 }
 
 /* A piece of a chunk at a time, so that what is read stays in the second-level cache. */

@@ -47,6 +47,7 @@ cdef extern from "node_levels.h" nogil:
         uint64_t pieces
         uint64_t published
         int beginning
+        int mixed
         int culprit
         int design
         const char **inputs

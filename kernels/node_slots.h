@@ -16,6 +16,8 @@
 #include "waiting.h"
 
 enum {
+    /* Bits of a kind above these are those of a hierarchical call; 0 of any other. */
+    LEVELS_SHIFT = 16,
     LINE = 64,
     INLINE_BYTES = 40,
     /* Counters are apart by two lines, since processors fetch lines in pairs. */
@@ -77,6 +79,7 @@ struct node {
     uint64_t segments;       /* copied in */
     uint64_t pieces;         /* finished */
     uint64_t published;      /* pieces of hierarchical calls */
+    int mixed;               /* ranks differ, and some of them make a hierarchical call */
     int culprit;             /* the rank that differs, or has given up */
     int design;              /* of the last call */
 
