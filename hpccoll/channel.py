@@ -135,7 +135,10 @@ class Channel:
             return nodes.make_node_plan(node, task, self.rank, self.size)
         if self._through_nodes(task) and node is not None:
             return make_levels_plan(self.transport, self.memory, self.shared_memory, node, task)
-        return make_plan(self.transport, self.memory, task, source, target)
+        plan = make_plan(self.transport, self.memory, task, source, target)
+        if node is not None:
+            plan.count_at(node.by_messages)
+        return plan
 
     def _through_nodes(self, task: Task) -> bool:
         """Whether a task goes through the memory of nodes, and by messages between them."""
@@ -146,9 +149,12 @@ class Channel:
             and task.reduction.loops.compiled
         )
 
-    def _watch(self, late: list[int]) -> None:
+    def _watch(self, late: list[int], elsewhere: int) -> None:
         """See, while this rank waits in memory, whether others make a call by messages."""
+        # Looking for messages also moves those that this rank has sent.
         other = self.transport.calls_otherwise(late)
+        if other is None and elsewhere >= 0:
+            other = elsewhere
         if other is None:
             return
         message = (
@@ -178,7 +184,7 @@ class Channel:
             # Those who began the failed call in the memory of their node counted it.
             self.transport.failed_on_node = self._out_of_step = False
             node = self.meeting.node
-            counters = np.array((0,) * 4 if node is None else node.counters(), np.uint64)
+            counters = np.array((0,) * 5 if node is None else node.counters(), np.uint64)
             self.transport.comm.Allreduce(MPI.IN_PLACE, counters, MPI.MAX)
             if node is not None:
                 node.catch_up(counters.tolist())

@@ -103,7 +103,7 @@ cdef class Node:
         How to wait: looks, then nanoseconds.
     watch : callable
         Called while waiting long, with the ranks that have not begun the call that this one has
-        begun. What it raises ends the call; a ValueError says that they make another one.
+        begun, and one of them that runs a flat call, or -1. What it raises ends the call; a ValueError says that they make another one.
 
     Attributes
     ----------
@@ -195,6 +195,20 @@ cdef class Node:
             time = crossing_time(&self.state)
         return time
 
+    @property
+    def by_messages(self):
+        """Address of the number of flat calls that this rank has begun, for their plans."""
+        return <uintptr_t> &self.state.slots[self.state.rank].by_messages
+
+    cdef int elsewhere(self, list late) except -2:
+        """Return one of the late ranks that runs a flat call in place of this one, or -1."""
+        cdef uint64_t mine = current(&self.state.slots[self.state.rank].by_messages)
+        for k in range(self.state.size):
+            if (self.members[k] in late
+                    and current(&self.state.slots[k].by_messages) > mine):
+                return self.members[k]
+        return -1
+
     def counters(self):
         """Return numbers that lie behind this rank, and end its being left behind.
 
@@ -209,13 +223,16 @@ cdef class Node:
             max(self.state.segments, current(&mine.copied)),
             max(self.state.pieces, current(&mine.reduced)),
             max(self.state.published, current(&mine.published)),
+            current(&mine.by_messages),
         )
 
     def catch_up(self, counters):
         """Go on from these `counters`, as all other ranks do."""
         (
-            self.state.calls, self.state.segments, self.state.pieces, self.state.published
+            self.state.calls, self.state.segments, self.state.pieces, self.state.published,
+            by_messages,
         ) = counters
+        announce(&self.state.slots[self.state.rank].by_messages, by_messages)
 
     cdef list late(self):
         """Return the ranks that have not begun the call that this one has begun."""
@@ -233,7 +250,8 @@ cdef class Node:
         try:
             PyErr_CheckSignals()
             self.told = True
-            self.watch(self.late())
+            late = self.late()
+            self.watch(late, self.elsewhere(late))
         except BaseException as error:
             self.told = self.told and isinstance(error, ValueError)
             self.error = error

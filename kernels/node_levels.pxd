@@ -28,6 +28,7 @@ cdef extern from "node_levels.h" nogil:
         counter copied
         counter reduced
         counter published
+        counter by_messages
         counter given_up
     struct node:
         int rank

@@ -52,6 +52,7 @@ struct slot {
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
+    alignas(APART) counter by_messages; /* flat calls begun, in which no memory is shared */
     alignas(APART) counter given_up; /* what follows */
     alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };

@@ -70,7 +70,7 @@ class LocalNode:
     """The memory of one test's ranks."""
 
     def __init__(
-        self, size: int, segment_bytes: int = 1024, watch: Callable[[Any], Any] = lambda late: None
+        self, size: int, segment_bytes: int = 1024, watch: Callable[[Any], Any] = lambda late, elsewhere: None
     ) -> None:
         self.size = size
         self.segment_bytes = segment_bytes

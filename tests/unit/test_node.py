@@ -157,7 +157,7 @@ def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
     class InterruptionError(Exception):
         pass
 
-    def watch(late):
+    def watch(late, elsewhere):
         assert late == [0]
         raise InterruptionError
 
