@@ -79,7 +79,7 @@ class Channel:
             self.meeting = nodes.meet(
                 private, self.topology, sharing, waiting, self.transport.calls_otherwise
             )
-        except BaseException:
+        except ValueError:
             private.Free()  # the error is that of all ranks
             raise
         if not self.topology.is_one_node:
@@ -138,7 +138,10 @@ class Channel:
             return make_hierarchical_plan(
                 self.transport, self.memory, self.shared_memory, node, task
             )
-        return make_plan(self.transport, self.memory, task, source, target)
+        plan = make_plan(self.transport, self.memory, task, source, target)
+        if node is not None:
+            plan.count_at(node.calls_by_messages)
+        return plan
 
     def _through_nodes(self, task: Task) -> bool:
         """Whether a task goes through the memory of nodes, and by messages between them."""
@@ -169,7 +172,7 @@ class Channel:
             # Those who began the failed call in the memory of their node counted it.
             self.transport.failed_on_node = self._out_of_step = False
             node = self.meeting.node
-            counters = np.array((0,) * 4 if node is None else node.counters(), np.uint64)
+            counters = np.array((0,) * 5 if node is None else node.counters(), np.uint64)
             self.transport.comm.Allreduce(MPI.IN_PLACE, counters, MPI.MAX)
             if node is not None:
                 node.catch_up(counters.tolist())

@@ -7,12 +7,14 @@ first use of a piece it is reduced over the node, and after the last its node ma
 """
 
 import functools
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
 from hpccoll._executor import MessagePlan
 from hpccoll._node import Node, NodeLevels
 from hpccoll.algorithms import Algorithm, levels
+from hpccoll.algorithms.flat import by_count
 from hpccoll.chunks import Range, chunks
 from hpccoll.compiler import compile_program
 from hpccoll.engine import Memory, PlanInfo, Task, bind
@@ -53,8 +55,13 @@ def make_hierarchical_plan(
     itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
     pieces = piece_count(task, slices[0].count * itemsize)
     count = 0 if slice_number is None else slices[slice_number].count
+    # As in `make_plan`: the messages of a call are the same ones for any count, some of them empty.
+    nodes, network, planned = topology.node_count, algorithm.network, count
+    if slices[0].count <= nodes:
+        pieces, planned = 1, max(count, nodes)
+        network = network or by_count(nodes, count)
     program = _program(
-        algorithm, topology, rank, count, pieces, task.segment_count,
+        algorithm, network, topology, rank, planned, pieces, task.segment_count,
         widen=reduction.widens, finish=reduction.finishes,
     )  # fmt: skip
     vector = shared.block("vector", task.count * itemsize)
@@ -68,7 +75,7 @@ def make_hierarchical_plan(
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
-        kind=message_tag(task.operation, reduction.dtype.name, partial=False, last=False),
+        kind=_kind(task, leaders, pieces),
         count=task.count,
         leader_ranks=[
             node.members.index(levels.leader(topology, topology.nodes[rank], number))
@@ -93,6 +100,16 @@ def make_hierarchical_plan(
     )
 
 
+def _kind(task: Task, leaders: int, pieces: int) -> int:
+    """Return what ranks of a node compare: also how the vector is cut, in the upper 16 bits.
+
+    These are 0 in other calls.
+    """
+    cut = 1 + zlib.crc32(f"{leaders} {pieces}".encode()) % 0x7FFF
+    tag = message_tag(task.operation, task.reduction.dtype.name, partial=False, last=False)
+    return cut << 16 | tag
+
+
 def piece_count(task: Task, slice_bytes: int) -> int:
     """Return into how many pieces each slice is cut."""
     piece_bytes = PIECE_BYTES if task.segment_bytes is None else task.segment_bytes
@@ -102,6 +119,7 @@ def piece_count(task: Task, slice_bytes: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _program(
     algorithm: Algorithm,
+    network: str,
     topology: Topology,
     rank: int,
     count: int,
@@ -113,7 +131,7 @@ def _program(
 ) -> Program:
     """Compile what a rank does between nodes, and put in where it works inside its node."""
     leaders = algorithm.leaders(topology)
-    schedule = levels.between(rank, topology, count, algorithm.network, pieces, leaders=leaders)
+    schedule = levels.between(rank, topology, count, network, pieces, leaders=leaders)
     program = compile_program(
         schedule,
         segment_count=segment_count,

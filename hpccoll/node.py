@@ -82,11 +82,15 @@ class Meeting:
         if self._slot:
             _arena.free(self._slot)
         if self._window is not None:
+            removed = True
             try:
                 _arena.remove_region(self.region)
             except BufferError:
-                return  # arrays live there: the window lasts as long as the process
-            self._window.Free()
+                removed = False
+            # Freeing is collective. Where arrays of any rank live there, the window lasts as long
+            # as the process.
+            if comm.allreduce(removed, MPI.LAND):
+                self._window.Free()
 
 
 def from_environment() -> str:
@@ -227,7 +231,17 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     here.Barrier()
     here.Free()
     arenas = [_aligned(slot + nbytes) for slot in slots]
-    region = _arena.add_region(arenas[members.index(comm.rank)], room)
+    region = 0
+    try:
+        region = _arena.add_region(arenas[members.index(comm.rank)], room)
+    except RuntimeError as error:
+        why = str(error)
+    whys = [text for text in comm.allgather(why) if text]
+    if whys:
+        if region:
+            _arena.remove_region(region)
+        window.Free()
+        return Meeting(None, members, why_not=whys[0])
     node = _new_node(comm.rank, members, slots, arenas, room, [], waiting, watch)
     return Meeting(node, members, "window", region=region, _window=window)
 

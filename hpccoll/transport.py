@@ -175,6 +175,8 @@ class MpiTransport:
         late : list of int
             Ranks that have not come yet: a message from one of them belongs to another call.
         """
+        # In any case one look, which also moves what this rank has sent.
+        self.comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
         for peer in late:
             if self.comm.Iprobe(peer, self._mpi.ANY_TAG):
                 return peer

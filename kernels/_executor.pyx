@@ -25,8 +25,13 @@ cdef extern from *:
     {
         nanosleep(&(struct timespec){0, nanoseconds}, NULL);
     }
+    static void count_one(void *at)
+    {
+        __atomic_fetch_add((unsigned long long *)at, 1, __ATOMIC_RELEASE);
+    }
     """
     void sleep_for(long nanoseconds) noexcept nogil
+    void count_one(void *at) noexcept nogil
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -175,6 +180,7 @@ cdef class MessagePlan(Plan):
     cdef object requests
     cdef object methods
     cdef object keep
+    cdef void *begun
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
                  nbytes, Levels levels=None, stage_in=0, stage_out=0, transport, status, keep,
@@ -214,6 +220,10 @@ cdef class MessagePlan(Plan):
                 <const char *> <uintptr_t> right,
                 count,
             )
+
+    def count_at(self, uintptr_t address):
+        """Count runs there, where peers on the node see that this rank sends messages."""
+        self.begun = <void *> address
 
     @property
     def hierarchical(self):
@@ -256,6 +266,8 @@ cdef class MessagePlan(Plan):
             memcpy(self.stage_in, source, self.nbytes)
         self.usable = False
         self.told_by = -1
+        if self.begun != NULL:
+            count_one(self.begun)
         try:
             if self.levels is not None:
                 self.levels.begin(source, target)

@@ -34,6 +34,7 @@ from node_levels cimport (
     levels_end,
     levels_publish,
     levels_reduce,
+    linger,
     loops as c_loops,
     node as c_node,
     node_allreduce,
@@ -198,6 +199,20 @@ cdef class Node:
             time = crossing_time(&self.state)
         return time
 
+    @property
+    def calls_by_messages(self):
+        """Address of the number of flat calls that this rank has begun, for their plans."""
+        return <uintptr_t> &self.state.slots[self.state.rank].by_messages
+
+    cdef object sender_among(self, list late):
+        """Return one of these ranks that runs a flat call in place of this one, or None."""
+        cdef uint64_t mine = current(&self.state.slots[self.state.rank].by_messages)
+        cdef int k
+        for k in range(self.state.size):
+            if self.members[k] in late and current(&self.state.slots[k].by_messages) > mine:
+                return self.members[k]
+        return None
+
     def counters(self):
         """Return numbers that lie behind this rank, and end its being left behind.
 
@@ -212,13 +227,16 @@ cdef class Node:
             max(self.state.segments, current(&mine.copied)),
             max(self.state.pieces, current(&mine.reduced)),
             max(self.state.published, current(&mine.published)),
+            current(&mine.by_messages),
         )
 
     def catch_up(self, counters):
         """Go on from these `counters`, as all other ranks do."""
         (
-            self.state.calls, self.state.segments, self.state.pieces, self.state.published
+            self.state.calls, self.state.segments, self.state.pieces, self.state.published,
+            by_messages,
         ) = counters
+        announce(&self.state.slots[self.state.rank].by_messages, by_messages)
 
     cdef list late(self):
         """Return the ranks that have not begun the call that this one has begun."""
@@ -234,7 +252,10 @@ cdef class Node:
     cdef int attended(self) noexcept:
         try:
             PyErr_CheckSignals()
-            self.elsewhere = self.watch(self.late())
+            late = self.late()
+            self.elsewhere = self.watch(late)
+            if self.elsewhere is None:
+                self.elsewhere = self.sender_among(late)
         except BaseException as error:
             self.error = error
             return INTERRUPTED
@@ -269,6 +290,8 @@ cdef class Node:
         if outcome == GIVEN_UP and current(&theirs.given_up) == DISAGREES:
             info.mismatch(member, nbytes, kind, 0, FAILED_TAG)
         self.leave(True)
+        with nogil:
+            linger(&self.state)
         if outcome == INTERRUPTED:
             error, self.error = self.error, None
             raise error
@@ -368,7 +391,12 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
-            self.disagrees = outcome == ELSEWHERE
+            self.disagrees = (
+                outcome == ELSEWHERE
+                or outcome == DIFFERENT and node.state.mixed
+                or outcome == GIVEN_UP
+                and current(&node.state.slots[node.state.culprit].given_up) == DISAGREES
+            )
             node.fail(outcome, self.info, self.nbytes, self.kind)
         return 0
 

@@ -241,7 +241,8 @@ cdef class PlanCache:
         else:
             return None
         name = self.name_of(op)
-        if name == NULL:
+        # Before the turn: in a forked child, a thread that is not there may have it.
+        if name == NULL or self.closed:
             return None
         self.turn.take()
         try:

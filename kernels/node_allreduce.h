@@ -37,6 +37,7 @@ static int begin_call(struct node *node, struct header *mine)
     const uint64_t call = node->calls;
     int outcome = DONE;
     node->beginning = 1;
+    node->mixed = 0;
     announce(&mine->call, call);
     for (int k = 1; k < node->size; k++) {
         const int peer = (node->rank + k) % node->size;
@@ -46,6 +47,7 @@ static int begin_call(struct node *node, struct header *mine)
             return ended;
         if (theirs->nbytes != mine->nbytes || theirs->kind != mine->kind) {
             node->culprit = peer;
+            node->mixed |= (theirs->kind | mine->kind) >> LEVELS_SHIFT != 0;
             outcome = DIFFERENT;
         }
     }
@@ -185,7 +187,11 @@ static int reads_like(int process, const void *there, const void *here, size_t n
 static int end_call(struct node *node)
 {
     announce(&own_slot(node)->finished, node->calls);
-    return wait_for_all(node, MEMBER(finished), node->calls);
+    const int outcome = wait_for_all(node, MEMBER(finished), node->calls);
+    if (outcome)
+        return outcome;
+    /* Whoever was interrupted in here may have changed its vector while this rank still read it. */
+    return somebody_left(node);
 }
 
 /* A piece of a chunk at a time, so that what is read stays in the second-level cache. */
@@ -254,11 +260,16 @@ static int reduce_shared(struct node *node, const struct loops *loops, size_t co
      * end in cache, and so all ranks have a share of that. */
     const size_t tile = smaller(chunk_start(count, loops->itemsize, node->size, 1),
                                 TILE_BYTES / loops->itemsize);
-    for (size_t index = (count + tile - 1) / tile; index-- > 0;)
-        if (index % (size_t)node->size == (size_t)node->rank)
-            reduce_range(loops, node->inputs, node->size, index * tile,
-                         smaller(count, (index + 1) * tile), node->outputs, node->size,
-                         node->memory);
+    for (size_t index = (count + tile - 1) / tile; index-- > 0;) {
+        if (index % (size_t)node->size != (size_t)node->rank)
+            continue;
+        /* Its owner may take a vector back when it has left. */
+        const int outcome = somebody_left(node);
+        if (outcome)
+            return outcome;
+        reduce_range(loops, node->inputs, node->size, index * tile,
+                     smaller(count, (index + 1) * tile), node->outputs, node->size, node->memory);
+    }
     return end_call(node);
 }
 

@@ -28,6 +28,7 @@ cdef extern from "node_levels.h" nogil:
         counter copied
         counter reduced
         counter published
+        counter by_messages
         counter given_up
     struct node:
         int rank
@@ -47,6 +48,7 @@ cdef extern from "node_levels.h" nogil:
         uint64_t pieces
         uint64_t published
         int beginning
+        int mixed
         int culprit
         int design
         const char **inputs
@@ -71,6 +73,7 @@ cdef extern from "node_levels.h" nogil:
         DESIGN_COUNT
     const char *const *design_names
     int64_t crossing_time(node *node)
+    void linger(node *node)
     int reads_like(int process, const void *there, const void *here, size_t nbytes)
     void announce(counter *flag, uint64_t value)
     uint64_t current(const counter *flag)

@@ -16,6 +16,8 @@
 #include "waiting.h"
 
 enum {
+    /* Bits of a kind above these are those of a hierarchical call; 0 of any other. */
+    LEVELS_SHIFT = 16,
     LINE = 64,
     INLINE_BYTES = 40,
     /* Counters are apart by two lines, since processors fetch lines in pairs. */
@@ -55,6 +57,7 @@ struct slot {
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
+    alignas(APART) counter by_messages; /* flat calls that it has begun */
     alignas(APART) counter given_up; /* STAYS, LEFT or DISAGREES */
     alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };
@@ -82,6 +85,7 @@ struct node {
     uint64_t segments;       /* copied in */
     uint64_t pieces;         /* finished */
     uint64_t published;      /* pieces of hierarchical calls */
+    int mixed;               /* ranks differ, and some of them make a hierarchical call */
     int culprit;             /* the rank that differs, or has given up */
     int design;              /* of the last call */
 
@@ -161,24 +165,55 @@ static int wait_for_all(struct node *node, size_t offset, uint64_t value)
     return DONE;
 }
 
-/* Nanoseconds until the others see what a rank has stored: all tell a number and wait for all, again
- * and again. The best of some rounds, since others may be interrupted. */
+static int wait_on(void *context)
+{
+    (void)context;
+    return 0;
+}
+
+/* Nanoseconds until what one rank tells is seen by the others: all tell a number and wait for all, again
+ * and again. The best of some rounds, since others may be interrupted. Signals wait meanwhile. */
 static int64_t crossing_time(struct node *node)
 {
     enum { BATCHES = 5, ROUNDS = 40 };
+    int (*const attend)(void *) = node->waiting.attend;
     int64_t best = INT64_MAX;
     uint64_t round = current(&own_slot(node)->touched);
+    node->waiting.attend = wait_on;
     for (int batch = 0; batch < BATCHES; batch++) {
         const int64_t start = nanoseconds();
         for (int k = 0; k < ROUNDS; k++) {
             announce(&own_slot(node)->touched, ++round);
-            if (wait_for_all(node, MEMBER(touched), round))
-                return INT64_MAX;
+            wait_for_all(node, MEMBER(touched), round);
         }
         const int64_t taken = (nanoseconds() - start) / ROUNDS;
         best = taken < best ? taken : best;
     }
+    node->waiting.attend = attend;
     return best;
+}
+
+/* Whether another rank has left the call for good. */
+static int somebody_left(struct node *node)
+{
+    for (int k = 0; k < node->size; k++)
+        if (current(&node->slots[k]->given_up) == LEFT) {
+            node->culprit = k;
+            return GIVEN_UP;
+        }
+    return DONE;
+}
+
+/* A rank leaves a call in which others may be writing to its vector: give them time to notice. */
+static void linger(struct node *node)
+{
+    const int64_t until = nanoseconds() + 1000000000;
+    if (node->design != DESIGN_shared || node->beginning)
+        return;
+    for (int k = 0; k < node->size; k++)
+        while (k != node->rank && current(&node->slots[k]->finished) < node->calls
+               && current(&node->slots[k]->given_up) == STAYS && nanoseconds() < until)
+            sleep_after(0);
 }
 
 #endif
