@@ -75,7 +75,7 @@ def make_hierarchical_plan(
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
-        kind=_kind(task, leaders, pieces),
+        kind=_kind(task, algorithm.name, pieces),
         count=task.count,
         leader_ranks=[
             node.members.index(levels.leader(topology, topology.nodes[rank], number))
@@ -100,12 +100,12 @@ def make_hierarchical_plan(
     )
 
 
-def _kind(task: Task, leaders: int, pieces: int) -> int:
-    """Return what ranks of a node compare: also how the vector is cut, in the upper 16 bits.
+def _kind(task: Task, name: str, pieces: int) -> int:
+    """Return what ranks of a node compare: also the algorithm and the cut, in the upper 16 bits.
 
     These are 0 in other calls.
     """
-    cut = 1 + zlib.crc32(f"{leaders} {pieces}".encode()) % 0x7FFF
+    cut = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FFF
     tag = message_tag(task.operation, task.reduction.dtype.name, partial=False, last=False)
     return cut << 16 | tag
 

@@ -20,6 +20,10 @@ PATIENCE = 5.0
 """Seconds that a rank whose call failed waits until all others have noticed."""
 
 
+GRACE = 1.0
+"""Seconds that a rank goes on waiting in memory after another one has given up, perhaps the next
+call."""
+
 FAILED = 1
 """Tag of a message that says: the sender has given up this call; there is no data."""
 
@@ -141,6 +145,7 @@ class MpiTransport:
         self.nap = 0
         self.failed_on_node = False
         self._silent: set[int] = set()
+        self._failed_since: float | None = None
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -181,10 +186,17 @@ class MpiTransport:
             if self.comm.Iprobe(peer, self._mpi.ANY_TAG):
                 return peer
         status = self._mpi.Status()
-        for tag in FAILED_TAGS if late else ():
-            if self.comm.Iprobe(self._mpi.ANY_SOURCE, tag, status):
-                return int(status.source)
-        return None
+        if not any(self.comm.Iprobe(self._mpi.ANY_SOURCE, tag, status) for tag in FAILED_TAGS):
+            self._failed_since = None
+            return None
+        if late:
+            return int(status.source)
+        # Where all have come, the sender may have failed in the call after this one, which then is
+        # about to end here, too.
+        now = time.monotonic()
+        if self._failed_since is None:
+            self._failed_since = now
+        return int(status.source) if now - self._failed_since > GRACE else None
 
     def give_up(self, active: list[Request], told_by: int, on_node: bool = False) -> bool:
         """End a call that failed: tell all other ranks, and take in what they still send."""

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import hpccoll
 from hpccoll import _arena
+from hpccoll.algorithms import ALGORITHMS
 from hpccoll.channel import channel_of
 from hpccoll.node import CHOICES
 
@@ -158,17 +159,28 @@ def test_every_way_to_wait(comm, monkeypatch, wait):
 
 
 @several
-@pytest.mark.parametrize("count", [2, 3000, 300_000])
-def test_a_rank_that_names_an_algorithm(comm, count):
-    """The others wait in memory, and that one for messages."""
-    for odd in (0, comm.size - 1):
-        algorithm = "ring" if comm.rank == odd else None
-        x = np.ones(count)
-        with pytest.raises(ValueError, match=r"^allreduce: .*expected .* got"):
-            hpccoll.allreduce(x, comm=comm, algorithm=algorithm)
-        assert (x == 1).all()
-        check(comm, counts=(1, 1000, 70_001))
-        assert hpccoll.allreduce(1, comm=comm, algorithm="ring") == comm.size
+@pytest.mark.parametrize("nodes", ["one node", "two nodes"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_rank_that_names_an_algorithm(comm, monkeypatch, name, nodes):
+    """The others wait in memory, and that one in another way; sometimes it passes more."""
+    if nodes == "two nodes":
+        if comm.size < 4:
+            pytest.skip("too few ranks")
+        labels = [str(2 * rank // comm.size) for rank in range(comm.size)]
+        monkeypatch.setenv("HPCCOLL_NODES", ",".join(labels))
+    for count, more in ((2, 0), (3000, 1), (300_000, 0)):
+        for odd in (0, comm.size - 1):
+            mine = comm.rank == odd
+            algorithm = name if mine else "two_level" if name == "multi_leader" else None
+            x = np.ones(count + more * mine)
+            if nodes == "two nodes" and name == "two_level" and count > 3000:  # as "auto" there
+                assert (hpccoll.allreduce(x, comm=comm, algorithm=algorithm) == comm.size).all()
+                continue
+            with pytest.raises(ValueError, match=r"^allreduce: .*expected .* got"):
+                hpccoll.allreduce(x, comm=comm, algorithm=algorithm)
+            assert (x == 1).all()
+            check(comm, counts=(1, 1000, 70_001))
+            assert hpccoll.allreduce(1, comm=comm, algorithm="ring") == comm.size
 
 
 @several
