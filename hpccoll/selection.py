@@ -65,9 +65,13 @@ def node_limits(size: int, crowded: bool, crossing: int) -> NodeLimits:
     crossing : int
         Nanoseconds until other ranks see what one has stored; 0 where unknown.
     """
+    far = crossing > FAR_NANOSECONDS
+    # Ranks move between cores while they run: what is far now may be near then, and crowded ranks
+    # are both. Large vectors go the way that costs little where they are near and gains where not.
+    slot_bytes = (128 << 10) if far else (2 << 20) if crowded else (8 << 20)
     return NodeLimits(
         gather_bytes=(32 if size == 2 and not crowded else 8) << 10,
-        slot_bytes=(128 << 10) if crossing > FAR_NANOSECONDS else NO_LIMIT,
+        slot_bytes=slot_bytes,
         shared_bytes=8 << 10,
         segment_bytes=(64 << 10) if crowded else NODE_SEGMENT_BYTES,
     )
