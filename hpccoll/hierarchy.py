@@ -26,7 +26,7 @@ PIECE_BYTES = 128 << 10
 """Of a slice: what is reduced inside nodes while the piece before it is on the wire. From
 bench/cluster.py: half as much costs more in messages, twice as much fills the wire later."""
 
-MOST_PIECES = 128
+MOST_PIECES = 64
 
 
 def make_hierarchical_plan(
