@@ -14,7 +14,6 @@ from dataclasses import replace
 from hpccoll._executor import MessagePlan
 from hpccoll._node import Node, NodeLevels
 from hpccoll.algorithms import Algorithm, levels
-from hpccoll.algorithms.flat import by_count
 from hpccoll.chunks import Range, chunks
 from hpccoll.compiler import compile_program
 from hpccoll.engine import Memory, PlanInfo, Task, bind
@@ -56,12 +55,11 @@ def make_hierarchical_plan(
     pieces = piece_count(task, slices[0].count * itemsize)
     count = 0 if slice_number is None else slices[slice_number].count
     # As in `make_plan`: the messages of a call are the same ones for any count, some of them empty.
-    nodes, network, planned = topology.node_count, algorithm.network, count
-    if slices[0].count <= nodes:
-        pieces, planned = 1, max(count, nodes)
-        network = network or by_count(nodes, count)
+    planned = count
+    if slices[0].count <= topology.node_count:
+        pieces, planned = 1, max(count, topology.node_count)
     program = _program(
-        algorithm, network, topology, rank, planned, pieces, task.segment_count,
+        algorithm, topology, rank, planned, pieces, task.segment_count,
         widen=reduction.widens, finish=reduction.finishes,
     )  # fmt: skip
     vector = shared.block("vector", task.count * itemsize)
@@ -119,7 +117,6 @@ def piece_count(task: Task, slice_bytes: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _program(
     algorithm: Algorithm,
-    network: str,
     topology: Topology,
     rank: int,
     count: int,
@@ -131,7 +128,7 @@ def _program(
 ) -> Program:
     """Compile what a rank does between nodes, and put in where it works inside its node."""
     leaders = algorithm.leaders(topology)
-    schedule = levels.between(rank, topology, count, network, pieces, leaders=leaders)
+    schedule = levels.between(rank, topology, count, algorithm.network, pieces, leaders=leaders)
     program = compile_program(
         schedule,
         segment_count=segment_count,
