@@ -6,7 +6,7 @@ environment variable ``HPCCOLL_NODE`` says "off", there is no node path, on no r
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpi4py import MPI
@@ -14,6 +14,7 @@ from mpi4py import MPI
 from hpccoll import _arena, _node, arena, selection
 from hpccoll._node import Node, NodePlan
 from hpccoll.engine import PlanInfo, Task
+from hpccoll.placement import raise_first
 from hpccoll.topology import Topology
 from hpccoll.transport import message_tag
 from hpccoll.waiting import Waiting
@@ -175,7 +176,7 @@ def _in_arenas(
     offers = comm.allgather((invitation, refusal, unreadable))
     if slot and any(offer[2] for offer in offers):
         _arena.free(slot)
-    _raise_first(offer[2] for offer in offers)
+    raise_first(offer[2] for offer in offers)
     mapped: list[arena.Descriptor] = []
     slots, arenas, readable = [], [], True
     refusals = [offers[member][1] for member in members if offers[member][1]]
@@ -209,7 +210,7 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
     members = topology.peers(comm.rank)
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
     rooms, unreadable = zip(*comm.allgather(_window_room(nbytes, len(members))), strict=True)
-    _raise_first(unreadable)
+    raise_first(unreadable)
     room = min(rooms)
     if room <= 0:
         return Meeting(None, members, why_not=f"{SHARED_MEMORY} has no room for a shared window")
@@ -292,12 +293,6 @@ def _new_node(
 
 def _aligned(address: int) -> int:
     return address + -address % _node.ALIGNMENT
-
-
-def _raise_first(texts: Iterable[str]) -> None:
-    text = next(filter(None, texts), "")
-    if text:
-        raise ValueError(text)
 
 
 def make_node_plan(node: Node, task: Task, rank: int, size: int) -> NodePlan:

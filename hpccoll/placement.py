@@ -1,6 +1,7 @@
 """Finds out which ranks of a communicator share a node: from MPI, or as the environment says."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from mpi4py import MPI
@@ -33,8 +34,7 @@ def discover(comm: MPI.Intracomm) -> Topology:
     # Also where the variable is set: perhaps it is not on all ranks, and this is collective.
     told = comm.allgather((text, node, error, _lowest_with_shared_memory(comm), _machine()))
     texts, nodes, errors, lowest, machines = zip(*told, strict=True)
-    for error in filter(None, errors):
-        raise ValueError(error)
+    raise_first(errors)
     for rank, other in enumerate(texts):
         if other != texts[0]:
             said = [repr(value) if value else "not set" for value in (texts[0], other)]
@@ -46,6 +46,24 @@ def discover(comm: MPI.Intracomm) -> Topology:
     if text:
         return Topology.of_labels(nodes)
     return Topology.of_labels(_labels(lowest, machines))
+
+
+def raise_first(errors: Iterable[str]) -> None:
+    """Raise the first of the errors that all ranks gathered, if any: so it is the same on all.
+
+    Parameters
+    ----------
+    errors : iterable of str
+        Empty for a rank that has none.
+
+    Raises
+    ------
+    ValueError
+        With that text.
+    """
+    error = next(filter(None, errors), "")
+    if error:
+        raise ValueError(error)
 
 
 def _labels(lowest: tuple[int, ...], machines: tuple[tuple[str, str], ...]) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
+from hpccoll.placement import raise_first
 from hpccoll.topology import Topology
 
 VARIABLE = "HPCCOLL_WAIT"
@@ -61,8 +62,7 @@ class Waiting:
                 f"{', '.join(['auto', *SETTINGS])}"
             )
         told = comm.allgather((why, _cores(), _local_size()))
-        for why in filter(None, (why for why, _, _ in told)):
-            raise ValueError(why)
+        raise_first(why for why, _, _ in told)
         crowded = False
         for node in range(topology.node_count):
             here = [told[member] for member in topology.members(node)]

@@ -5,7 +5,7 @@
  *     slotted          segment by segment: copy in, reduce one piece each, gather the others
  *     read_from_peers  each rank reduces a chunk, reading the peers' private memory, then reads
  *                      the other chunks from them
- *     shared           vectors in arenas: each rank reduces a chunk and stores it to all outputs
+ *     shared           vectors in arenas: each rank reduces its tiles and stores them to all outputs
  *
  * All evaluate the expression of tree.h. Which one runs follows from the size, and from what the
  * headers say of all ranks. */
