@@ -13,7 +13,14 @@ from hpccoll.traffic import Simulation
 
 if TYPE_CHECKING:
     from hpccoll.calls import Call
-    from hpccoll.collectives import allreduce
+    from hpccoll.collectives import (
+        allgather,
+        allreduce,
+        barrier,
+        broadcast,
+        reduce,
+        reduce_scatter,
+    )
     from hpccoll.comm import Comm
     from hpccoll.information import info
     from hpccoll.shared import empty, full, is_shared, shared_arrays, zeros
@@ -26,11 +33,16 @@ __all__ = [
     "Comm",
     "Simulation",
     "algorithms",
+    "allgather",
     "allreduce",
+    "barrier",
+    "broadcast",
     "empty",
     "full",
     "info",
     "is_shared",
+    "reduce",
+    "reduce_scatter",
     "shared_arrays",
     "simulate",
     "zeros",
@@ -39,11 +51,16 @@ __all__ = [
 _HOMES = {
     "Call": "hpccoll.calls",
     "Comm": "hpccoll.comm",
+    "allgather": "hpccoll.collectives",
     "allreduce": "hpccoll.collectives",
+    "barrier": "hpccoll.collectives",
+    "broadcast": "hpccoll.collectives",
     "empty": "hpccoll.shared",
     "full": "hpccoll.shared",
     "info": "hpccoll.information",
     "is_shared": "hpccoll.shared",
+    "reduce": "hpccoll.collectives",
+    "reduce_scatter": "hpccoll.collectives",
     "shared_arrays": "hpccoll.shared",
     "zeros": "hpccoll.shared",
 }

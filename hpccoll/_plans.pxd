@@ -24,6 +24,7 @@ cdef class Plan:
     cdef readonly object info
     cdef readonly bint usable
     cdef readonly bint in_place
+    cdef public size_t own_offset
     # What the last run really did.
     cdef readonly int64_t bytes_sent
     cdef readonly int64_t bytes_received
@@ -54,7 +55,8 @@ cdef class Turn:
 cdef struct Entry:
     uintptr_t source
     uintptr_t target
-    size_t nbytes
+    size_t in_nbytes
+    size_t out_nbytes
     int type_number
     PyObject *op       # one of the interned operation names
     size_t used        # the cache's clock when it was last used; 0 where the entry is empty
@@ -78,6 +80,6 @@ cdef class PlanCache:
     cdef int last
 
     cdef PyObject *name_of(self, op)
-    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
-                     PyObject *name) noexcept
+    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t in_nbytes,
+                     size_t out_nbytes, int type_number, PyObject *name) noexcept
     cpdef Plan repeat(self, sendbuf, recvbuf, op)

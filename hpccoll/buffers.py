@@ -26,12 +26,12 @@ class Operand:
     array : numpy.ndarray
         A view; for a scalar an array of no dimensions.
     new_result : callable
-        ``new_result() -> (array, value)``: a fresh array for the result, and a function that
-        turns it into what the user gets.
+        ``new_result(shape) -> (array, value)``: a fresh array for the result, and a function that
+        turns it into what the user gets. A shape of None is that of `array`.
     """
 
     array: Array
-    new_result: Callable[[], tuple[Array, Callable[[], Any]]]
+    new_result: Callable[[tuple[int, ...] | None], tuple[Array, Callable[[], Any]]]
 
 
 def of_array(argument: str, x: object) -> Operand:
@@ -51,11 +51,13 @@ def of_array(argument: str, x: object) -> Operand:
         It is none of these, or its memory is not the host's.
     """
     if isinstance(x, np.ndarray):
-        return Operand(_plain(argument, x), lambda: _like_numpy(x))
+        return Operand(_plain(argument, x), lambda shape: _like_numpy(x, shape))
     if isinstance(x, np.generic):
-        return Operand(np.asarray(x), lambda: _scalar_result(np.asarray(x), lambda a: a[()]))
+        scalar = np.asarray(x)
+        return Operand(scalar, lambda shape: _scalar_result(scalar, shape, lambda a: a[()]))
     if isinstance(x, (bool, numbers.Number)):
-        return Operand(_number(argument, x), lambda: _scalar_result(_number(argument, x), _item))
+        number = _number(argument, x)
+        return Operand(number, lambda shape: _scalar_result(number, shape, _item))
     if isinstance(x, (list, tuple)):
         message = (
             f"{argument} is a {type(x).__name__}; wanted an array. Pass numpy.asarray({argument}, "
@@ -65,9 +67,9 @@ def of_array(argument: str, x: object) -> Operand:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         array = _of_tensor(argument, torch, x)
-        return Operand(array, lambda: _like_tensor(argument, torch, x))
+        return Operand(array, lambda shape: _like_tensor(argument, torch, x, shape))
     array = _of_exporter(argument, x)
-    return Operand(array, lambda: _like_exporter(array, x))
+    return Operand(array, lambda shape: _like_exporter(array, x, shape))
 
 
 def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
@@ -189,17 +191,17 @@ def _item(array: Array) -> Any:
     return array.item()
 
 
-def _like_numpy(x: Array) -> tuple[Array, Callable[[], Any]]:
+def _like_numpy(x: Array, shape: tuple[int, ...] | None) -> tuple[Array, Callable[[], Any]]:
     # In C order whatever the order of x, which is how elements pair up.
-    result = np.empty_like(x, order="C")
+    result = np.empty_like(x, order="C", shape=shape)
     return _plain("the result", result), lambda: result
 
 
 def _scalar_result(
-    array: Array, convert: Callable[[Array], Any]
+    array: Array, shape: tuple[int, ...] | None, convert: Callable[[Array], Any]
 ) -> tuple[Array, Callable[[], Any]]:
-    result = np.empty_like(array)
-    return result, lambda: convert(result)
+    result = np.empty_like(array, shape=shape)
+    return result, lambda: convert(result) if shape is None else result
 
 
 def _number(argument: str, x: object) -> Array:
@@ -241,8 +243,10 @@ def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
     return x.numpy()  # type: ignore[no-any-return]
 
 
-def _like_tensor(argument: str, torch: Any, x: Any) -> tuple[Array, Callable[[], Any]]:
-    result = torch.empty(x.shape, dtype=x.dtype)
+def _like_tensor(
+    argument: str, torch: Any, x: Any, shape: tuple[int, ...] | None
+) -> tuple[Array, Callable[[], Any]]:
+    result = torch.empty(x.shape if shape is None else shape, dtype=x.dtype)
     return _of_tensor(argument, torch, result), lambda: result
 
 
@@ -257,8 +261,10 @@ def _of_exporter(argument: str, x: object) -> Array:
     return array
 
 
-def _like_exporter(array: Array, x: object) -> tuple[Array, Callable[[], Any]]:
-    result = np.empty_like(array, order="C", subok=False)
+def _like_exporter(
+    array: Array, x: object, shape: tuple[int, ...] | None
+) -> tuple[Array, Callable[[], Any]]:
+    result = np.empty_like(array, order="C", subok=False, shape=shape)
     namespace = getattr(x, "__array_namespace__", None)
     if namespace is None:
         return result, lambda: result

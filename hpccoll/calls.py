@@ -1,10 +1,14 @@
-"""`Call`: what one call did."""
+"""`Call`: what one call did; `Caller`: the call that a user made, while it runs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mpi4py import MPI
+
+from hpccoll import buffers
 from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import Plan
+from hpccoll.channel import OPERATION_OBJECTS
 from hpccoll.engine import PlanInfo
 
 
@@ -14,7 +18,7 @@ class Call(NamedTuple):
     Attributes
     ----------
     collective : str
-        "allreduce".
+        "allreduce", "reduce_scatter", "allgather", "reduce", "broadcast" or "barrier".
     path : str
         "node" where all went through memory that the ranks of one node share, "point-to-point"
         where messages were sent, "hierarchical" where both, memory inside nodes and messages
@@ -24,9 +28,10 @@ class Call(NamedTuple):
         "slotted", "read_from_peers" and "shared" (docs/architecture.md has them); "native" on that
         path.
     op, dtype : str
-        The operation ("other" for one without a name here) and the caller's type.
+        The operation ("other" for one without a name here, "none" where elements only move) and
+        the caller's type.
     count, nbytes : int
-        Elements and bytes of the vector; -1, and `dtype` "unknown", where the MPI library ran the
+        Elements and bytes of the whole vector, of which this rank may have a chunk; -1, and `dtype` "unknown", where the MPI library ran the
         call on a buffer that hpccoll does not understand.
     size : int
         Number of ranks.
@@ -44,7 +49,7 @@ class Call(NamedTuple):
     segment_bytes : int
         Upper limit of a message, or of what is copied at once on the node path.
     kernel : str
-        The loops that reduced: a CPU target, "numpy", or "native".
+        The loops that reduced: a CPU target, "numpy", "none" where nothing was, or "native".
     in_place : bool
         Whether input and output were the same memory.
     """
@@ -82,7 +87,7 @@ def call_of(plan: Plan) -> Call:
         algorithm = task.algorithm.name if task.algorithm else ""
         segment_bytes = task.segment_count * reduction.partial_dtype.itemsize
     return Call(
-        collective="allreduce",
+        collective=task.pattern.collective,
         path=path,
         algorithm=algorithm,
         op=task.operation,
@@ -101,3 +106,77 @@ def call_of(plan: Plan) -> Call:
         kernel=reduction.kernel,
         in_place=plan.in_place,
     )
+
+
+def native_call(name: str, arguments: tuple[Any, ...], size: int) -> Call:
+    """Return what is known of a call that the MPI library ran, by mpi4py's name of it."""
+    collective = NATIVE_NAMES[name]
+    op = next((part for part in arguments if isinstance(part, MPI.Op)), None)
+    predefined = [known for object_, known in OPERATION_OBJECTS if object_ is op]
+    array = None
+    for part in arguments[:2]:
+        try:
+            array = buffers.of_spec(part) if array is None else array
+        except (TypeError, ValueError, BufferError):
+            array = None
+    return Call(
+        collective=collective,
+        path="native",
+        algorithm="native",
+        op="none" if op is None else predefined[0] if predefined else "other",
+        dtype="unknown" if array is None else str(array.dtype),
+        count=-1 if array is None else array.size,
+        nbytes=-1 if array is None else array.nbytes,
+        size=size,
+    )
+
+
+NATIVE_NAMES = {
+    "Allreduce": "allreduce",
+    "Reduce": "reduce",
+    "Reduce_scatter_block": "reduce_scatter",
+    "Reduce_scatter": "reduce_scatter",
+    "Allgather": "allgather",
+    "Allgatherv": "allgather",
+    "Bcast": "broadcast",
+    "Barrier": "barrier",
+}
+"""By mpi4py's name of a collective, ours."""
+
+
+class Caller:
+    """Adds the call and the rank to the text of an error, and notes what ran.
+
+    Parameters
+    ----------
+    name : str
+        The call that the user made.
+    comm : mpi4py.MPI.Comm
+        Its communicator.
+    """
+
+    def __init__(self, name: str, comm: object) -> None:
+        self.name = name
+        self.comm = comm
+        self.ran: Plan | Call | None = None
+
+    def __enter__(self) -> "Caller":
+        """Begin the call."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Note what ran, or complete the text of the error."""
+        if error is None:
+            if self.ran is not None and hasattr(self.comm, "note_call"):
+                self.comm.note_call(self.ran)
+        elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
+            text = str(error.args[0])
+            door, _, rest = text.partition(": ")
+            if door.lower() == self.name.lower():  # of a plan that the other door made
+                text = f"{self.name}: {rest}"
+                error.args = (text,)
+            if not text.startswith(self.name):
+                where = ""
+                if isinstance(self.comm, MPI.Comm) and self.comm != MPI.COMM_NULL:
+                    where = f" (rank {self.comm.rank} of {self.comm.size})"
+                error.args = (f"{self.name}: {text}{where}",)

@@ -22,8 +22,9 @@ from hpccoll.arena import empty_array
 from hpccoll.engine import Bytes, Memory, Task, make_plan
 from hpccoll.hierarchy import make_hierarchical_plan
 from hpccoll.ops import OPERATIONS, Operation
+from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 from hpccoll.placement import discover
-from hpccoll.reduction import Reduction, find_reduction
+from hpccoll.reduction import Reduction, find_reduction, without_loops
 from hpccoll.selection import Settings
 from hpccoll.transport import MpiTransport
 from hpccoll.waiting import Waiting
@@ -34,8 +35,8 @@ OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
     *((getattr(MPI, op.mpi), op.name) for op in OPERATIONS.values() if op.mpi),
 )
 
-MOST_SETTINGS = 64
-"""When there are more sets of settings than this, the plans of all are made anew."""
+MOST_TABLES = 64
+"""When there are more sets of settings and patterns than this, all plans are made anew."""
 
 
 class Channel:
@@ -62,7 +63,7 @@ class Channel:
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
         self.turn = Turn()
-        self._plans: dict[Settings, PlanCache] = {}
+        self._plans: dict[tuple[Settings, Pattern], PlanCache] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
         self._out_of_step = False
@@ -89,48 +90,81 @@ class Channel:
     def _empty_shared(self, nbytes: int) -> Bytes:
         return empty_array(nbytes, self.meeting.region)
 
-    def plans(self, settings: Settings) -> PlanCache:
-        """Return the plans made with these settings."""
-        found = self._plans.get(settings)
+    def plans(self, settings: Settings, pattern: Pattern = ALLREDUCE) -> PlanCache:
+        """Return the plans made with these settings for calls of this pattern."""
+        found = self._plans.get((settings, pattern))
         if found is None:
-            if len(self._plans) >= MOST_SETTINGS:
+            if len(self._plans) >= MOST_TABLES:
                 for plans in self._plans.values():
                     plans.clear()
-            found = PlanCache(OPERATION_OBJECTS, MPI.IN_PLACE, self.turn, self._after_failure)
-            self._plans[settings] = found
+                self._plans.clear()
+            names = OPERATION_OBJECTS if pattern.reduces else ((None, NO_OPERATION),)
+            found = PlanCache(names, MPI.IN_PLACE, self.turn, self._after_failure)
+            self._plans[settings, pattern] = found
         return found
 
-    def reduction(self, operation: Operation, dtype: Any) -> Reduction:
-        """Return the loops of an operation on a type."""
+    def reduction(self, operation: Operation | None, dtype: Any) -> Reduction:
+        """Return the loops of an operation on a type; None for a collective without one."""
+        if operation is None:
+            return without_loops(dtype)
         key = (operation.name, dtype)
         found = self._reductions.get(key)
         if found is None:
             found = self._reductions[key] = find_reduction(operation, dtype, self.size)
         return found
 
-    def run(self, settings: Settings, task: Task, source: int, target: int) -> Plan:
-        """Run a task on memory at `source` and `target` (equal in place), and return its plan."""
-        plans = self.plans(settings)
+    def through_memory(self, reduction: Reduction, pattern: Pattern) -> bool:
+        """Whether calls by "auto" can go through the memory of nodes; equal on all ranks."""
+        loops = reduction.loops.compiled or not pattern.reduces
+        return loops and self.meeting.serves(self.topology)
+
+    def run(
+        self, settings: Settings, task: Task, source: int, target: int, *, in_place: bool
+    ) -> Plan:
+        """Run a task and return its plan.
+
+        Parameters
+        ----------
+        settings : Settings
+            Under which the plan is kept.
+        task : Task
+            What to do.
+        source, target : int
+            Addresses of what this rank brings, and of what it wants; 0 where that is nothing.
+        in_place : bool
+            What it brings stands in what it wants; then both addresses are the same.
+        """
+        plans = self.plans(settings, task.pattern)
         # What such plans do does not depend on where the vector lies: 0 stands for any place.
         any_place = task.algorithm is None or task.staged or self._through_nodes(task)
         where = (0, 0) if any_place else (source, target)
-        key = (*where, task.nbytes, task.reduction.dtype.num, task.operation)
+        itemsize = task.reduction.dtype.itemsize
+        brings = task.pattern.brings(self.rank, self.size, task.count).count * itemsize
+        wants = task.pattern.wants(self.rank, self.size, task.count).count * itemsize
+        # As `PlanCache.repeat` sees the arrays.
+        key = (
+            *where, wants if in_place else brings, wants, task.reduction.dtype.num, task.operation
+        )  # fmt: skip
         with self.turn:
-            if self._unsettled or self._out_of_step:
-                self._settle()
-            plan = plans.find(*key)
-            # One type number stands for all units of times and durations.
+            self.settle()
+            plan = plans.find(key)
+            # One type number stands for all units of times and durations, for example.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
-                plan = self._make_plan(task, *where)
-                plans.keep(*key, plan)
-            try:
-                plan.run(source, target)
-            except BaseException:
-                self._after_failure(plan)
-                raise
+                plan = self.make_plan(task, *where)
+                plans.keep(key, plan)
+            self.execute(plan, source + plan.own_offset if in_place else source, target)
         return plan
 
-    def _make_plan(self, task: Task, source: int, target: int) -> Plan:
+    def execute(self, plan: Plan, source: int, target: int) -> None:
+        """Run a plan, and note what is to be done if it fails. The caller holds the turn."""
+        try:
+            plan.run(source, target)
+        except BaseException:
+            self._after_failure(plan)
+            raise
+
+    def make_plan(self, task: Task, source: int, target: int) -> Plan:
+        """Make the plan of a task, for vectors at these addresses where that matters."""
         node = self.meeting.node
         if task.algorithm is None and node is not None:
             return nodes.make_node_plan(node, task, self.rank, self.size)
@@ -148,6 +182,7 @@ class Channel:
         return (
             task.algorithm is not None
             and task.algorithm.hierarchical
+            and task.pattern == ALLREDUCE
             and self.meeting.shares_scratch
             and task.reduction.loops.compiled
         )
@@ -163,8 +198,10 @@ class Channel:
         if self._unsettled or self._out_of_step:
             self.allow_repeats(False)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Do what is to be done after a failure, before the next call. All ranks do."""
+        if not (self._unsettled or self._out_of_step):
+            return
         if self._unsettled:
             self.transport.settle()
             self._unsettled = False

@@ -1,18 +1,14 @@
 """The functions: NumPy-style doors to the collectives."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 from mpi4py import MPI
 
-from hpccoll import buffers, selection
-from hpccoll._plans import Plan
-from hpccoll.buffers import Array
-from hpccoll.calls import Call
-from hpccoll.channel import Channel, channel_of
-from hpccoll.engine import Task
-from hpccoll.ops import Operation, check_type, find_operation
-from hpccoll.selection import Settings
+from hpccoll import arrays
+from hpccoll.arrays import Door
+from hpccoll.calls import Caller
+from hpccoll.channel import channel_of
 
 T = TypeVar("T")
 
@@ -103,182 +99,240 @@ def allreduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allreduce", comm) as caller:
-        if not isinstance(comm, MPI.Comm):
-            message = f"comm is of type {type(comm).__name__}; wanted an mpi4py.MPI.Intracomm"
-            raise TypeError(message)
-        if comm == MPI.COMM_NULL:
-            message = "comm is MPI.COMM_NULL; wanted a communicator (it may have been freed)"
-            raise ValueError(message)
-        if comm.is_inter:
-            message = "comm is an intercommunicator; wanted an intracommunicator"
-            raise TypeError(message)
-        operation = find_operation(op)
-        if operation is None:
-            message = f"op {op!r} has no loops here; Comm.Allreduce hands it to the MPI library"
-            raise ValueError(message)
-        base: Settings = getattr(comm, "settings", Settings())
-        settings = Settings(
-            base.algorithm if algorithm is None else algorithm,
-            base.segment_bytes if segment_bytes is None else segment_bytes,
-        )
-        settings.check()
-        if x is MPI.IN_PLACE:
-            message = "x is MPI.IN_PLACE; in place is allreduce(x, out=x)"
-            raise TypeError(message)
-        operand = buffers.of_array("x", x)
-        if out is None:
-            target, result = operand.new_result()
-        else:
-            target, result = buffers.of_array("out", out).array, lambda: out
-            if isinstance(out, (bool, int, float, complex, np.generic)):
-                message = f"out is a scalar of type {type(out).__name__}; wanted an array"
-                raise TypeError(message)
-        caller.ran = allreduce_arrays(
-            "allreduce", comm, settings, operation, operand.array, target, names=("x", "out")
-        )
+        door = Door.of("allreduce", "allreduce", comm, algorithm, segment_bytes)
+        job, result = arrays.allreduce(door, x, op, out)
+        caller.ran = job.run(channel_of(comm, door.call))
     return result()  # type: ignore[no-any-return]
 
 
-class Caller:
-    """Adds the call and the rank to the text of an error, and notes what ran.
+def reduce(
+    x: T,
+    op: "str | MPI.Op" = "sum",
+    root: int = 0,
+    *,
+    out: Any = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str | None = None,
+    segment_bytes: int | None = None,
+) -> T | None:
+    """Combine an array from every rank, element by element, and return the result on one rank.
+
+    For a result that only one rank needs; costs the others about half of an all-reduce.
+    Collective: as of `allreduce`, and with the same `root`.
 
     Parameters
     ----------
-    name : str
-        The call that the user made.
-    comm : mpi4py.MPI.Comm
-        Its communicator.
+    x : array or scalar
+        As of `allreduce`.
+    op : str or mpi4py.MPI.Op, default "sum"
+        As of `allreduce`.
+    root : int, default 0
+        The rank that gets the result.
+    out : array, optional
+        At the root as of `allreduce`; ``out=x`` is in place. Elsewhere it stays untouched, and may
+        be None.
+    comm, algorithm, segment_bytes
+        As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("reduce")``.
+
+    Returns
+    -------
+    array or scalar or None
+        At the root `out`, or a new array; None elsewhere.
+
+    Raises
+    ------
+    ValueError
+        `root` is no rank of `comm`. Otherwise, and other errors, as of `allreduce`.
+
+    Examples
+    --------
+    >>> import numpy as np, hpccoll
+    >>> hpccoll.reduce(np.arange(3.0), op="max").tolist()
+    [0.0, 1.0, 2.0]
     """
-
-    def __init__(self, name: str, comm: object) -> None:
-        self.name = name
-        self.comm = comm
-        self.ran: Plan | Call | None = None
-
-    def __enter__(self) -> "Caller":
-        """Begin the call."""
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Note what ran, or complete the text of the error."""
-        if error is None:
-            if self.ran is not None and hasattr(self.comm, "note_call"):
-                self.comm.note_call(self.ran)
-        elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
-            text = str(error.args[0])
-            door, _, rest = text.partition(": ")
-            if door.lower() == self.name.lower():  # of a plan that the other door made
-                text = f"{self.name}: {rest}"
-                error.args = (text,)
-            if not text.startswith(self.name):
-                where = ""
-                if isinstance(self.comm, MPI.Comm) and self.comm != MPI.COMM_NULL:
-                    where = f" (rank {self.comm.rank} of {self.comm.size})"
-                error.args = (f"{self.name}: {text}{where}",)
+    comm = MPI.COMM_WORLD if comm is None else comm
+    with Caller("reduce", comm) as caller:
+        door = Door.of("reduce", "reduce", comm, algorithm, segment_bytes)
+        job, result = arrays.reduce(door, x, op, root, out)
+        caller.ran = job.run(channel_of(comm, door.call))
+    return result()  # type: ignore[no-any-return]
 
 
-def allreduce_arrays(
-    call: str,
-    comm: MPI.Intracomm,
-    settings: Settings,
-    operation: Operation,
-    x: Array,
-    out: Array,
-    names: tuple[str, str],
-) -> Plan:
-    """Run an all-reduce of `x` into `out`, whatever their layouts, and return the plan that ran.
+def reduce_scatter(
+    x: T,
+    op: "str | MPI.Op" = "sum",
+    *,
+    counts: Sequence[int] | None = None,
+    out: Any = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str | None = None,
+    segment_bytes: int | None = None,
+) -> T:
+    """Combine an array from every rank, and return to each rank its part of the result.
+
+    For a result that each rank needs a part of: half of an all-reduce. Collective: as of
+    `allreduce`, and with the same `counts`.
 
     Parameters
     ----------
-    call : str
-        For messages: the call that the user made.
-    comm, settings, operation
-        Where, how and what.
-    x, out : numpy.ndarray
-        Any layout and byte order; the same object, the same memory, overlapping, or apart.
-    names : tuple of str
-        What the user calls `x` and `out`.
+    x : array
+        This rank's contribution to the whole, of the same shape on all ranks, with at least one
+        dimension.
+    op : str or mpi4py.MPI.Op, default "sum"
+        As of `allreduce`.
+    counts : sequence of int, optional
+        Rows (elements of the first dimension) that each rank gets. Default: as
+        `numpy.array_split` cuts, the first ranks one row more.
+    out : array, optional
+        Receives this rank's rows. ``out=x`` is in place as in MPI: the result goes to the first
+        rows of `x` on every rank (not to the rank's own rows, as in NCCL), and the others are left
+        as they were.
+    comm, algorithm, segment_bytes
+        As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("reduce_scatter")``.
+
+    Returns
+    -------
+    array
+        `out`, or a new array: this rank's rows of the result. In place, a view of `x`.
+
+    Raises
+    ------
+    ValueError
+        `counts` do not add up to the rows of `x`, or are not one per rank. Otherwise, and other
+        errors, as of `allreduce`.
+
+    Examples
+    --------
+    >>> import numpy as np, hpccoll
+    >>> hpccoll.reduce_scatter(np.arange(6.0).reshape(3, 2)).shape
+    (3, 2)
     """
-    check_arrays(x, out, names)
-    dtype = x.dtype.newbyteorder("=")
-    check_type(operation, dtype)
-    channel = channel_of(comm, call)
-    plan = channel.plans(settings).repeat(x, out, operation.name)
-    if plan is not None:
-        return plan
-    reduction = channel.reduction(operation, dtype)
-    algorithm = selection.choose(
-        settings,
-        channel.environment,
-        topology=channel.topology,
-        nbytes=x.size * dtype.itemsize,
-        count=x.size,
-        through_memory=channel.meeting.serves(channel.topology) and reduction.loops.compiled,
-    )
-    task = Task(
-        call,
-        algorithm,
-        operation.name,
-        reduction,
-        x.size,
-        settings.segment_bytes,
-        channel.topology,
-    )
-    with channel.turn:
-        source, target = arrange(channel, x, out, dtype)
-        plan = channel.run(settings, task, source.ctypes.data, target.ctypes.data)
-        if not buffers.same_memory(target, out):
-            out[...] = target.reshape(out.shape)
-    return plan
+    comm = MPI.COMM_WORLD if comm is None else comm
+    with Caller("reduce_scatter", comm) as caller:
+        door = Door.of("reduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes)
+        job, result = arrays.reduce_scatter(door, x, op, out, counts)
+        caller.ran = job.run(channel_of(comm, door.call))
+    return result()  # type: ignore[no-any-return]
 
 
-def check_arrays(x: Array, out: Array, names: tuple[str, str]) -> None:
-    """Raise where an array cannot be reduced into another, before any message leaves."""
-    source, target = names
-    if not buffers.is_number(x.dtype):
-        message = f"{source} has dtype {x.dtype}; wanted numbers or bool"
-        raise TypeError(message)
-    if x.dtype.newbyteorder("=") != out.dtype.newbyteorder("="):
-        message = f"{target} has dtype {out.dtype}, {source} has {x.dtype}; they must be the same"
-        raise TypeError(message)
-    if x.shape != out.shape:
-        message = f"{target} has shape {out.shape}, {source} has {x.shape}; they must be the same"
-        raise ValueError(message)
-    if buffers.overlaps_itself(out):
-        message = (
-            f"{target} has elements that overlap (shape {out.shape}, strides {out.strides}); "
-            "wanted an array with a place for each element"
-        )
-        raise ValueError(message)
-    if not out.flags.writeable:
-        message = f"{target} is read-only; wanted a writable array"
-        raise BufferError(message)
+def allgather(
+    x: T,
+    *,
+    counts: Sequence[int] | None = None,
+    out: Any = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str | None = None,
+    segment_bytes: int | None = None,
+) -> T:
+    """Join an array from every rank along the first dimension, and return all of it on every rank.
 
+    For parts that every rank needs all of. Collective: all ranks call it with arrays of one type,
+    whose shapes may differ in the first dimension.
 
-def arrange(channel: Channel, x: Array, out: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return `x` and `out`, or contiguous native memory in their place, ready for the engine.
+    Parameters
+    ----------
+    x : array or scalar
+        This rank's rows. A scalar, or an array of no dimensions, is one row.
+    counts : sequence of int, optional
+        Rows of each rank, if they are known: saves that ranks tell each other. All ranks give
+        them, or none does.
+    out : array, optional
+        Receives the result. In place is as in MPI (and in NCCL): `x` is this rank's own rows of
+        `out`.
+    comm, algorithm, segment_bytes
+        As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("allgather")``.
 
-    The result is a pair of arrays that are the same memory or do not overlap. Where the second is
-    not `out` itself, the caller copies it there afterwards.
+    Returns
+    -------
+    array
+        `out`, or a new array, with the rows of rank 0 first.
+
+    Raises
+    ------
+    ValueError
+        Types, or shapes beyond the first dimension, differ between ranks; raised on all of them,
+        unless `counts` are given. Otherwise, and other errors, as of `allreduce`.
+
+    Examples
+    --------
+    >>> import numpy as np, hpccoll
+    >>> hpccoll.allgather(np.arange(3.0)).tolist()
+    [0.0, 1.0, 2.0]
     """
-    in_place = buffers.same_memory(x, out)
-    target = out
-    if not buffers.is_plain(out) or (not in_place and np.may_share_memory(x, out)):
-        # Views with gaps, foreign byte order, partial overlap: the result is made elsewhere first.
-        target = packed(channel, "packed output", out.size, dtype)
-    if in_place and target is not out:
-        np.copyto(target, x.reshape(-1))
-        return target, target
-    if in_place:
-        return out, out
-    if buffers.is_plain(x):
-        return x, target
-    source = packed(channel, "packed input", x.size, dtype).reshape(x.shape)
-    np.copyto(source, x)
-    return source, target
+    comm = MPI.COMM_WORLD if comm is None else comm
+    with Caller("allgather", comm) as caller:
+        door = Door.of("allgather", "allgather", comm, algorithm, segment_bytes)
+        job, result = arrays.allgather(door, x, out, counts)
+        caller.ran = job.run(channel_of(comm, door.call))
+    return result()  # type: ignore[no-any-return]
 
 
-def packed(channel: Channel, purpose: str, count: int, dtype: np.dtype[Any]) -> Array:
-    """Return scratch memory for `count` contiguous elements."""
-    nbytes = count * dtype.itemsize
-    return channel.memory.block(purpose, nbytes)[:nbytes].view(dtype)
+def broadcast(
+    x: T,
+    root: int = 0,
+    *,
+    out: Any = None,
+    comm: MPI.Intracomm | None = None,
+    algorithm: str | None = None,
+    segment_bytes: int | None = None,
+) -> T:
+    """Copy an array from one rank to all.
+
+    For values that one rank has: nothing is combined. Collective: all ranks call it with the same
+    shape, type and `root`.
+
+    Parameters
+    ----------
+    x : array or scalar
+        At the root what is copied, which may be read-only; elsewhere it is overwritten, unless
+        there is an `out` or it is a scalar.
+    root : int, default 0
+        The rank that has the values.
+    out : array, optional
+        Receives the values, at the root as well, in place of `x`.
+    comm, algorithm, segment_bytes
+        As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("broadcast")``.
+
+    Returns
+    -------
+    array or scalar
+        `out`, or `x`; a new scalar for a scalar.
+
+    Raises
+    ------
+    ValueError
+        `root` is no rank of `comm`. Otherwise, and other errors, as of `allreduce`.
+
+    Examples
+    --------
+    >>> import numpy as np, hpccoll
+    >>> x = np.arange(3.0)
+    >>> hpccoll.broadcast(x) is x
+    True
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    with Caller("broadcast", comm) as caller:
+        door = Door.of("broadcast", "broadcast", comm, algorithm, segment_bytes)
+        job, result = arrays.broadcast(door, x, root, out)
+        caller.ran = job.run(channel_of(comm, door.call))
+    return result()  # type: ignore[no-any-return]
+
+
+def barrier(comm: MPI.Intracomm | None = None) -> None:
+    """Return when all ranks have called it.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, default MPI.COMM_WORLD
+        The ranks.
+
+    Examples
+    --------
+    >>> import hpccoll
+    >>> hpccoll.barrier()
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    with Caller("barrier", comm) as caller:
+        door = Door.of("barrier", "barrier", comm)
+        job, _ = arrays.barrier(door)
+        caller.ran = job.run(channel_of(comm, door.call))

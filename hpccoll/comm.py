@@ -1,22 +1,20 @@
-"""`Comm`: an `mpi4py.MPI.Intracomm` whose `Allreduce` is hpccoll's."""
+"""`Comm`: an `mpi4py.MPI.Intracomm` whose collectives are hpccoll's."""
 
 from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll import _comm, buffers
+from hpccoll import _comm, specs
 from hpccoll._plans import Plan
 from hpccoll.algorithms import AUTO
-from hpccoll.buffers import is_number
-from hpccoll.calls import Call, call_of
-from hpccoll.channel import OPERATION_OBJECTS, channel_of
-from hpccoll.collectives import Caller, allreduce_arrays
-from hpccoll.ops import find_operation
+from hpccoll.calls import Call, Caller, call_of, native_call
+from hpccoll.channel import channel_of
+from hpccoll.jobs import Deferred, Job
 from hpccoll.selection import Settings
 
 
 class Comm(MPI.Intracomm):
-    """A communicator whose `Allreduce` runs hpccoll's algorithms; a drop-in for mpi4py's.
+    """A communicator whose collectives run hpccoll's algorithms; a drop-in for mpi4py's.
 
     It is the same communicator: the same handle, equal to `comm`, with all methods of
     `mpi4py.MPI.Intracomm`. What `hpccoll.Comm` does not implement goes to the MPI library.
@@ -83,62 +81,52 @@ class Comm(MPI.Intracomm):
 
     @property
     def last_call(self) -> Call | None:
-        """What the last all-reduce through this object did on this rank; None before the first."""
+        """What the last collective through this object did on this rank; None before the first."""
         last = None if self._recent is None else self._recent.last
         return call_of(last) if isinstance(last, Plan) else last
 
     def note_call(self, call: "Plan | Call") -> None:
         """Remember what `last_call` tells."""
         if self._recent is None:
-            self._recent = _comm.Recent()
+            self._recent = _comm.Recent(self.rank)
         self._recent.last = call
 
     # -- collectives -------------------------------------------------------------------------------
 
     Allreduce = _comm.Allreduce
+    Reduce = _comm.Reduce
+    Reduce_scatter_block = _comm.Reduce_scatter_block
+    Reduce_scatter = _comm.Reduce_scatter
+    Allgather = _comm.Allgather
+    Allgatherv = _comm.Allgatherv
+    Bcast = _comm.Bcast
+    Barrier = _comm.Barrier
 
-    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> None:
-        with Caller("Allreduce", self) as caller:
-            if self == MPI.COMM_NULL:
-                message = "the communicator is MPI.COMM_NULL; it may have been freed"
-                raise ValueError(message)
-            operation = find_operation(op)
-            out = buffers.of_spec(recvbuf, "recvbuf")
-            in_place = sendbuf is None or sendbuf is MPI.IN_PLACE
-            x = out if in_place else buffers.of_spec(sendbuf, "sendbuf")
-            if (
-                operation is None
-                or x is None
-                or out is None
-                or not (is_number(x.dtype) and is_number(out.dtype))
-            ):
-                if isinstance(op, str):
-                    message = f"op {op!r} needs arrays of numbers in host memory"
-                    raise TypeError(message)
-                super().Allreduce(sendbuf, recvbuf, op)
-                predefined = [name for known, name in OPERATION_OBJECTS if known is op]
-                caller.ran = Call(
-                    collective="allreduce",
-                    path="native",
-                    algorithm="native",
-                    op=predefined[0] if predefined else "other",
-                    dtype="unknown" if out is None else str(out.dtype),
-                    count=-1 if out is None else out.size,
-                    nbytes=-1 if out is None else out.nbytes,
-                    size=self.size,
-                )
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Make a call that is no repetition of an earlier one."""
+        with Caller(name, self) as caller:
+            job = self._understood(name, name, arguments)
+            if job is None:
+                getattr(MPI.Intracomm, name)(self, *arguments)
+                caller.ran = native_call(name, arguments, self.size)
                 return
-            if x.size != out.size:
-                message = f"recvbuf has {out.size} elements, sendbuf has {x.size}; they must agree"
-                raise ValueError(message)
-            if x.shape != out.shape:
-                x = x.reshape(out.shape)
-            caller.ran = allreduce_arrays(
-                "Allreduce", self, self._settings, operation, x, out, ("sendbuf", "recvbuf")
-            )
-            if self._recent is None:
-                self._recent = _comm.Recent()
-            self._recent.plans = channel_of(self, "Allreduce").plans(self._settings)
+            channel = channel_of(self, name)
+            caller.ran = job.run(channel)
+        recent = self._recent
+        assert recent is not None  # `Caller` has noted the call
+        if isinstance(job, Job) and job.pattern.counts is None:
+            pattern = job.pattern
+            plans = channel.plans(self._settings, pattern)
+            recent.plans[pattern.collective, pattern.root] = plans
+            if pattern.collective == "allreduce":
+                recent.all_reduce = plans
+
+    def _understood(self, name: str, call: str, arguments: Any) -> "Job | Deferred | None":
+        """Return the job of a call; None where it is the MPI library's."""
+        if self == MPI.COMM_NULL:
+            message = "the communicator is MPI.COMM_NULL; it may have been freed"
+            raise ValueError(message)
+        return specs.COLLECTIVES[name](self, call, *arguments)
 
     # -- communicators made from this one ----------------------------------------------------------
 

@@ -44,6 +44,7 @@ def compile_program(
     *,
     segment_count: int,
     room: int = 0,
+    wants: Range | None = None,
     in_place: bool = False,
     widen: bool = False,
     finish: bool = False,
@@ -58,6 +59,8 @@ def compile_program(
         Elements in a message at the most; equal on all ranks.
     room : int
         Elements that a segment's place in scratch memory holds at the least.
+    wants : Range, optional
+        Elements of the result that this rank ends with; by default all.
     in_place : bool
         Input and output are the same memory.
     widen : bool
@@ -65,9 +68,12 @@ def compile_program(
     finish : bool
         Elements are changed once more when they are complete (a division, or a narrowing).
     """
-    return _Compiler(
-        schedule, segment_count, room, in_place=in_place, widen=widen, finish=finish or widen
-    ).compile()
+    if wants is None:
+        wants = Range(0, schedule.count)
+    compiler = _Compiler(
+        schedule, segment_count, room, wants, in_place=in_place, widen=widen, finish=finish or widen
+    )
+    return compiler.compile()
 
 
 @dataclass(slots=True)
@@ -120,6 +126,7 @@ class _Compiler:
         schedule: Schedule,
         segment_count: int,
         room: int,
+        wants: Range,
         *,
         in_place: bool,
         widen: bool,
@@ -128,6 +135,7 @@ class _Compiler:
         self.schedule = schedule
         self.segment_count = segment_count
         self.room = room
+        self.wants = wants
         self.finish = finish
         self.work = Buffer.WORK if widen else Buffer.OUTPUT
         self.whole = Range(0, schedule.count)
@@ -300,7 +308,7 @@ class _Compiler:
                 finished.add(receive.elements)
             still_to_come.add(receive.elements)
         # What no message touched (a single rank) goes straight from the input to the output.
-        for piece in finished.outside(self.whole):
+        for piece in finished.outside(self.wants):
             if self.fresh.inside(piece):
                 self.code.append(self.copy_from_input(piece))
             if self.finish:

@@ -6,7 +6,7 @@ which the executor runs.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +16,7 @@ from hpccoll._executor import MessagePlan
 from hpccoll._plans import Levels
 from hpccoll.algorithms import Algorithm
 from hpccoll.compiler import LOOKAHEAD, compile_program
+from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
 from hpccoll.topology import Topology
@@ -37,7 +38,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One all-reduce, as far as a plan depends on it. Equal on all ranks, addresses apart.
+    """One collective, as far as a plan depends on it. Equal on all ranks, addresses apart.
 
     Attributes
     ----------
@@ -46,15 +47,17 @@ class Task:
     algorithm : Algorithm or None
         Whose schedule runs; None for the node path.
     operation : str
-        Name of the operation.
+        Name of the operation; `NO_OPERATION` where elements only move.
     reduction : Reduction
         Its loops on the caller's type.
     count : int
-        Elements of the vector.
+        Elements of the whole vector.
     segment_bytes : int or None
         Upper limit of a message; None for the default.
     topology : Topology or None
         Which ranks share a node; None for all.
+    pattern : Pattern
+        Which collective, and of which rank which elements.
     """
 
     call: str
@@ -64,11 +67,23 @@ class Task:
     count: int
     segment_bytes: int | None
     topology: Topology | None = None
+    pattern: Pattern = ALLREDUCE
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caller's vector."""
+        """Bytes of the whole vector."""
         return self.count * self.reduction.dtype.itemsize
+
+    @property
+    def text(self) -> str:
+        """What it is, for messages: "sum of 5 elements of float32"."""
+        what = self.pattern.collective if self.operation == NO_OPERATION else self.operation
+        return f"{what} of {self.count} elements of {self.reduction.dtype}"
+
+    def tag(self, *, partial: bool, last: bool) -> int:
+        """Return the tag of a message with data."""
+        what = self.pattern.text() + self.operation
+        return message_tag(what, self.reduction.dtype.name, partial=partial, last=last)
 
     @property
     def staged(self) -> bool:
@@ -102,9 +117,8 @@ class PlanInfo:
             What happened.
         """
         message = (
-            f"{self.task.call}: {why} (rank {self.rank} of {self.size}, {self.task.operation} of "
-            f"{self.task.count} elements of {self.task.reduction.dtype} here). The communicator "
-            "cannot be used any more: make a new one with Dup"
+            f"{self.task.call}: {why} (rank {self.rank} of {self.size}, {self.task.text} here). "
+            "The communicator cannot be used any more: make a new one with Dup"
         )
         raise RuntimeError(message)
 
@@ -118,9 +132,8 @@ class PlanInfo:
         """
         message = (
             f"{self.task.call}: expected the part of rank {peer} in the memory of their node, got "
-            f"messages of another call (rank {self.rank} of {self.size}, {self.task.operation} of "
-            f"{self.task.count} elements of {self.task.reduction.dtype} here). Ranks passed "
-            "different types or algorithms; the results of this call are not valid"
+            f"messages of another call (rank {self.rank} of {self.size}, {self.task.text} here). "
+            "Ranks passed different types or algorithms; the results of this call are not valid"
         )
         raise ValueError(message)
 
@@ -151,9 +164,9 @@ class PlanInfo:
             came = f"{got} of another type or for another operation"
         message = (
             f"{self.task.call}: expected {wanted}, got {came} "
-            f"(rank {self.rank} of {self.size}, {self.task.operation} of {self.task.count} "
-            f"elements of {self.task.reduction.dtype} here). Ranks passed different counts, types, "
-            "operations, algorithms or segment sizes; the results of this call are not valid"
+            f"(rank {self.rank} of {self.size}, {self.task.text} here). Ranks passed different "
+            "counts, types, operations, algorithms or segment sizes, or made different calls; the "
+            "results of this call are not valid"
         )
         raise ValueError(message)
 
@@ -197,6 +210,7 @@ class Memory:
 def _program(
     algorithm: Algorithm,
     topology: Topology | None,
+    pattern: Pattern,
     rank: int,
     size: int,
     count: int,
@@ -207,14 +221,86 @@ def _program(
     finish: bool,
 ) -> Program:
     """Compile once what arrays at other addresses use again."""
+    placed = algorithm.on(topology, root=pattern.root, counts=pattern.counts)
     return compile_program(
-        algorithm.on(topology).schedule(rank, size, count),
+        placed.schedule(rank, size, count),
         segment_count=segment_count,
         room=segment_count,
+        wants=pattern.wants(rank, size, count),
         in_place=in_place,
         widen=widen,
         finish=finish,
     )
+
+
+@dataclass(slots=True)
+class Places:
+    """Where a plan finds its vector.
+
+    Attributes
+    ----------
+    input, output, work : int
+        Addresses at which element 0 of the whole vector stands, or would, for the program.
+    stage_in, in_nbytes : int
+        Where what the caller brings is copied before, and how much it is; 0 for nowhere.
+    stage_out, out_nbytes : int
+        Where what the caller wants is copied from after, and how much it is; 0 for nowhere.
+    own_offset : int
+        Bytes before the chunk that a call in place brings.
+    keep : list
+        Memory to be kept alive.
+    """
+
+    input: int
+    output: int
+    work: int = 0
+    stage_in: int = 0
+    in_nbytes: int = 0
+    stage_out: int = 0
+    out_nbytes: int = 0
+    own_offset: int = 0
+    keep: list[object] = field(default_factory=list)
+
+
+def _places(
+    memory: Memory, task: Task, rank: int, size: int, source: int, target: int
+) -> Places:
+    """Find a place for the whole vector, of which the caller may have a part."""
+    itemsize, pattern = task.reduction.dtype.itemsize, task.pattern
+    brings = pattern.brings(rank, size, task.count)
+    wants = pattern.wants(rank, size, task.count)
+    places = Places(
+        source,
+        target,
+        in_nbytes=brings.count * itemsize,
+        out_nbytes=wants.count * itemsize,
+    )
+    if task.staged:
+        # These live as long as the plan: two plans with the same memory would still be right, but
+        # small vectors are where a shared, cold block would show.
+        stage = np.empty(2 * STAGE_BYTES, np.uint8)
+        places.keep.append(stage)
+        places.input = stage.ctypes.data
+        places.output = places.input + (STAGE_BYTES if pattern.reduces else 0)
+        places.stage_in = places.input + brings.start * itemsize
+        places.stage_out = places.output + wants.start * itemsize
+    elif pattern.reduces and wants.count < task.count:
+        # The output has no room for partial values, or for what this rank passes on.
+        whole = memory.block("whole vector", task.nbytes)
+        places.keep.append(whole)
+        places.output = whole.ctypes.data
+        places.stage_out = places.output + wants.start * itemsize
+    elif pattern.collective == "allgather":
+        places.input = target
+        places.stage_in = target + brings.start * itemsize
+    elif pattern.collective == "broadcast":
+        places.input = places.output = source if wants.count < task.count else target
+    if pattern.collective == "allgather":
+        places.own_offset = brings.start * itemsize
+    work = memory.block("work", task.count * task.reduction.partial_dtype.itemsize)
+    places.work = work.ctypes.data
+    places.keep.append(work)
+    return places
 
 
 def make_plan(
@@ -231,50 +317,36 @@ def make_plan(
     task : Task
         What to do.
     source, target : int
-        Addresses of input and output; equal for a call in place, ignored where the task is staged.
+        Addresses of what this rank brings and of what it wants; equal for a call in place, ignored
+        where the task is staged.
     """
-    reduction, algorithm = task.reduction, task.algorithm
+    reduction, algorithm, pattern = task.reduction, task.algorithm, task.pattern
+    rank, size = transport.rank, transport.size
     if algorithm is None:
         raise ValueError("a task of the node path has no schedule")
-    keep: list[object] = []
-    if task.staged:
-        # These live as long as the plan: two plans with the same memory would still be right, but
-        # small vectors are where a shared, cold block would show.
-        stage = np.empty(2 * STAGE_BYTES, np.uint8)
-        keep.append(stage)
-        source = stage.ctypes.data
-        target = source + STAGE_BYTES
+    places = _places(memory, task, rank, size, source, target)
     # Chunks that are empty take part with empty messages: so the messages of a call are the same
     # ones for any count, and a rank with another count is noticed. Program and messages are made
     # for at least one element per rank, and what lies behind the vector's end is cut off.
+    planned = task.count if pattern.counts else max(task.count, size)
+    topology = task.topology if algorithm.hierarchical else None
     program = _program(
         algorithm,
-        task.topology if algorithm.hierarchical else None,
-        transport.rank,
-        transport.size,
-        max(task.count, transport.size),
+        topology,
+        pattern,
+        rank,
+        size,
+        planned,
         task.segment_count,
-        in_place=source == target,
+        in_place=places.input == places.output,
         widen=reduction.widens,
         finish=reduction.finishes,
     )
-
-    if task.count < transport.size:
-        placed = algorithm.on(task.topology)
-        steps = len(placed.schedule(transport.rank, transport.size, task.count).steps)
-    else:
-        steps = program.steps
-    work = memory.block("work", task.count * reduction.partial_dtype.itemsize)
-    return bind(
-        transport,
-        memory,
-        task,
-        program,
-        (source, target, work.ctypes.data),
-        count=task.count,
-        steps=steps,
-        keep=[*keep, work],
-    )
+    steps = program.steps
+    if task.count < planned and pattern.collective != "barrier":
+        placed = algorithm.on(topology, root=pattern.root)
+        steps = len(placed.schedule(rank, size, task.count).steps)
+    return bind(transport, memory, task, program, places, count=task.count, steps=steps)
 
 
 def bind(
@@ -282,11 +354,10 @@ def bind(
     memory: Memory,
     task: Task,
     program: Program,
-    places: tuple[int, int, int],
+    places: Places,
     *,
     count: int,
     steps: int,
-    keep: list[object],
     levels: Levels | None = None,
 ) -> MessagePlan:
     """Bind a program to memory, messages and loops.
@@ -297,20 +368,17 @@ def bind(
         As of `make_plan`.
     program : Program
         What to run. It may be for more elements than there are.
-    places : tuple of int
-        Addresses of input, output, and wider partial values.
+    places : Places
+        Where the vector is.
     count : int
         Elements that there are.
     steps : int
         Of the schedule.
-    keep : list
-        Kept alive with the plan.
     levels : Levels, optional
         Of a hierarchical plan: what it does inside the node.
     """
     reduction = task.reduction
     itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
-    source, target, work = places
 
     def within(start: int, length: int) -> int:
         return max(0, min(start + length, count) - start)
@@ -318,9 +386,9 @@ def bind(
     work_bytes = count * partial_itemsize if reduction.widens else 0
     scratch = memory.block("scratch", program.scratch_count * partial_itemsize)
     bases = {
-        Buffer.INPUT: (source, itemsize),
-        Buffer.OUTPUT: (target, itemsize),
-        Buffer.WORK: (work, partial_itemsize),
+        Buffer.INPUT: (places.input, itemsize),
+        Buffer.OUTPUT: (places.output, itemsize),
+        Buffer.WORK: (places.work, partial_itemsize),
         Buffer.SCRATCH: (scratch.ctypes.data, partial_itemsize),
     }
 
@@ -347,10 +415,8 @@ def bind(
             within(code.out.element, code.count),
         )
 
-    operation, dtype = task.operation, reduction.dtype.name
-
     def tag(message: Message) -> int:
-        return message_tag(operation, dtype, partial=message.partial, last=message.last)
+        return task.tag(partial=message.partial, last=message.last)
 
     sends = []
     for m in program.sends:
@@ -369,19 +435,22 @@ def bind(
         scratch_bytes=work_bytes
         + LOOKAHEAD * max((nbytes(m) for m in program.receives if m.partial), default=0),
     )
-    return MessagePlan(
+    plan = MessagePlan(
         [bound(code) for code in program.instructions],
         sends,
         receives,
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
-        nbytes=task.nbytes,
         levels=levels,
-        stage_in=source if task.staged and levels is None else 0,
-        stage_out=target if task.staged and levels is None else 0,
+        stage_in=places.stage_in,
+        in_nbytes=places.in_nbytes,
+        stage_out=places.stage_out,
+        out_nbytes=places.out_nbytes,
         transport=transport,
         status=transport.new_status(),
-        keep=[*keep, scratch, reduction.loops],
+        keep=[*places.keep, scratch, reduction.loops],
         info=info,
     )
+    plan.own_offset = places.own_offset
+    return plan

@@ -16,10 +16,10 @@ from hpccoll._node import Node, NodeLevels
 from hpccoll.algorithms import Algorithm, levels
 from hpccoll.chunks import Range, chunks
 from hpccoll.compiler import compile_program
-from hpccoll.engine import Memory, PlanInfo, Task, bind
+from hpccoll.engine import Memory, Places, PlanInfo, Task, bind
 from hpccoll.program import Buffer, Instruction, Opcode, Program
 from hpccoll.topology import Topology
-from hpccoll.transport import Transport, message_tag
+from hpccoll.transport import Transport
 
 PIECE_BYTES = 128 << 10
 """Of a slice: what is reduced inside nodes while the piece before it is on the wire. From
@@ -90,10 +90,14 @@ def make_hierarchical_plan(
         memory,
         task,
         program,
-        (output.ctypes.data, output.ctypes.data, partial.ctypes.data),
+        Places(
+            output.ctypes.data,
+            output.ctypes.data,
+            partial.ctypes.data,
+            keep=[vector, output, partial],
+        ),
         count=count,
         steps=program.steps,
-        keep=[vector, output, partial],
         levels=inside,
     )
 
@@ -104,8 +108,7 @@ def _kind(task: Task, name: str, pieces: int) -> int:
     These are 0 in other calls.
     """
     cut = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FFF
-    tag = message_tag(task.operation, task.reduction.dtype.name, partial=False, last=False)
-    return cut << 16 | tag
+    return cut << 16 | task.tag(partial=False, last=False)
 
 
 def piece_count(task: Task, slice_bytes: int) -> int:

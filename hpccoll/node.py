@@ -16,7 +16,6 @@ from hpccoll._node import Node, NodePlan
 from hpccoll.engine import PlanInfo, Task
 from hpccoll.placement import raise_first
 from hpccoll.topology import Topology
-from hpccoll.transport import message_tag
 from hpccoll.waiting import Waiting
 
 VARIABLE = "HPCCOLL_NODE"
@@ -297,14 +296,20 @@ def _aligned(address: int) -> int:
 
 def make_node_plan(node: Node, task: Task, rank: int, size: int) -> NodePlan:
     """Make the plan of one rank for vectors at any address."""
-    reduction = task.reduction
-    dtype = reduction.dtype
-    return NodePlan(
+    reduction, pattern = task.reduction, task.pattern
+    parts = pattern.chunks(size, task.count)
+    plan = NodePlan(
         node,
         reduction.loops,
-        itemsize=dtype.itemsize,
+        itemsize=reduction.dtype.itemsize,
         partial_itemsize=reduction.partial_dtype.itemsize,
-        kind=message_tag(task.operation, dtype.name, partial=False, last=False),
+        kind=task.tag(partial=False, last=False),
         count=task.count,
         info=PlanInfo(task, rank, size, 0, 0),
+        collective=pattern.collective,
+        root=pattern.root,
+        starts=[0, *(chunk.stop for chunk in parts)],
     )
+    if pattern.collective == "allgather":
+        plan.own_offset = parts[rank].start * reduction.dtype.itemsize
+    return plan

@@ -4,6 +4,7 @@ Half types (float16, bfloat16) travel and are summed as float32 while they are p
 rounded once, when an element is complete.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Reduction:
     loops : Loops
         What the executor calls.
     kernel : str
-        "baseline", "avx2", "avx512", or "numpy" for a type that has no compiled loop.
+        "baseline", "avx2", "avx512", "numpy" for a type that has no compiled loop, or "none" where
+        nothing is reduced.
     finishes : bool
         Complete elements are divided or narrowed.
     """
@@ -87,6 +89,12 @@ def find_reduction(operation: Operation, dtype: np.dtype[Any], size: int) -> Red
         loops = Loops(_numpy_reduce(operation, dtype), divide=_numpy_divide(dtype), divisor=divisor)
         kernel = "numpy"
     return Reduction(dtype, dtype, loops, kernel, finishes=operation.divides)
+
+
+@functools.lru_cache(maxsize=64)
+def without_loops(dtype: np.dtype[Any]) -> Reduction:
+    """Return what stands for a reduction in a collective that only moves elements."""
+    return Reduction(dtype, dtype, Loops(0), "none", finishes=False)
 
 
 def kernel_type(dtype: np.dtype[Any]) -> str | None:

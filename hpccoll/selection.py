@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpccoll.algorithms import ALGORITHMS, AUTO, Algorithm, find
+from hpccoll.algorithms import ALGORITHMS, AUTO, REGISTRY, Algorithm, find
 from hpccoll.algorithms.flat import by_count
 from hpccoll.topology import Topology
 
@@ -101,7 +101,7 @@ class Settings:
             )
             raise TypeError(message)
         if self.algorithm != AUTO:
-            find(self.algorithm)
+            check_name(self.algorithm)
         if self.segment_bytes is None:
             return
         if isinstance(self.segment_bytes, bool) or not isinstance(self.segment_bytes, int):
@@ -115,22 +115,38 @@ class Settings:
             raise ValueError(message)
 
 
-def requested(settings: Settings, environment: str) -> str:
+def requested(settings: Settings, environment: str, collective: str = "allreduce") -> str:
     """Return the algorithm asked for: the argument, else the environment's, else "auto".
+
+    A communicator and the environment name one algorithm for all collectives; those that have none
+    of that name are left to "auto".
 
     Raises
     ------
     ValueError
-        The environment names an unknown algorithm. The text lists the names.
+        The environment names an algorithm that no collective has. The text lists the names.
     """
-    if settings.algorithm != AUTO or environment in ("", AUTO):
-        return settings.algorithm
-    try:
-        find(environment)
-    except ValueError as error:
-        message = f"environment variable {VARIABLE}: {error}"
-        raise ValueError(message) from None
-    return environment
+    name = settings.algorithm
+    if name == AUTO and environment not in ("", AUTO):
+        name = environment
+        try:
+            check_name(name)
+        except ValueError as error:
+            message = f"environment variable {VARIABLE}: {error}"
+            raise ValueError(message) from None
+    if name.partition(":")[0] not in REGISTRY[collective]:
+        return AUTO
+    return name
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError where no collective has an algorithm of that name."""
+    first = name.partition(":")[0]
+    for collective, entries in REGISTRY.items():
+        if first in entries:
+            find(name, collective)
+            return
+    find(name)
 
 
 def from_environment() -> str:
@@ -138,7 +154,7 @@ def from_environment() -> str:
     return os.environ.get(VARIABLE, "").strip()
 
 
-def select(*, size: int, nbytes: int, count: int) -> str:
+def select(*, size: int, nbytes: int, count: int, collective: str = "allreduce") -> str:
     """Return the name of the algorithm that "auto" takes where all goes by messages.
 
     Parameters
@@ -147,14 +163,30 @@ def select(*, size: int, nbytes: int, count: int) -> str:
         Number of ranks.
     nbytes, count : int
         Bytes and elements of the vector.
+    collective : str
+        Whose algorithms there are to choose from.
 
     Returns
     -------
     str
-        "recursive_doubling" where the number of messages decides; else what
-        `hpccoll.algorithms.flat.by_count` says.
+        The one with fewest steps where the number of messages decides, else the one with least
+        bytes; for all-reduce what `hpccoll.algorithms.flat.by_count` says.
     """
-    return "recursive_doubling" if nbytes <= SMALL_BYTES else by_count(size, count)
+    few_steps, few_bytes = MESSAGE_CHOICES[collective]
+    if nbytes <= SMALL_BYTES:
+        return few_steps
+    return few_bytes or by_count(size, count)
+
+
+MESSAGE_CHOICES = {
+    "allreduce": ("recursive_doubling", ""),
+    "reduce_scatter": ("circulant", "circulant"),
+    "allgather": ("circulant", "circulant"),
+    "reduce": ("binomial", "reduce_scatter_gather"),
+    "broadcast": ("binomial", "scatter_allgather"),
+    "barrier": ("dissemination", "dissemination"),
+}
+"""By collective: the algorithm of fewest steps and that of least bytes."""
 
 
 def choose(
@@ -165,6 +197,7 @@ def choose(
     nbytes: int,
     count: int,
     through_memory: bool,
+    collective: str = "allreduce",
 ) -> Algorithm | None:
     """Return the algorithm that runs a call; None for the node path.
 
@@ -178,13 +211,17 @@ def choose(
         Bytes and elements of the vector.
     through_memory : bool
         Whether ranks of a node share memory, and the loops of the call can run there.
+    collective : str
+        Which one.
     """
-    name = requested(settings, environment)
+    name = requested(settings, environment, collective)
     if name != AUTO:
-        return find(name)
-    if not through_memory:
-        return find(select(size=topology.size, nbytes=nbytes, count=count))
-    if topology.is_one_node:
+        return find(name, collective)
+    if through_memory and topology.is_one_node:
         return None
-    # One leader per node fills the links that this was measured on (bench/cluster.py).
-    return find("two_level:recursive_doubling" if nbytes <= SMALL_BYTES else "two_level")
+    if through_memory and "two_level" in REGISTRY[collective]:
+        # One leader per node fills the links that this was measured on (bench/cluster.py).
+        small = collective == "allreduce" and nbytes <= SMALL_BYTES
+        return find("two_level:recursive_doubling" if small else "two_level", collective)
+    flat = select(size=topology.size, nbytes=nbytes, count=count, collective=collective)
+    return find(flat, collective)

@@ -90,6 +90,14 @@ cdef struct Message:
     bint active        # started, and not yet waited for
 
 
+cdef inline void copy_bytes(char *to, const char *source, size_t nbytes) noexcept:
+    if 0 < nbytes < UNLOCK_BYTES:
+        memcpy(to, source, nbytes)
+    elif nbytes:
+        with nogil:
+            memcpy(to, source, nbytes)
+
+
 cdef inline int run_reduce(Loops loops, Instruction *code, size_t itemsize) except -1:
     if loops.reduce == NULL:
         loops.reduce_call(
@@ -139,13 +147,13 @@ cdef class MessagePlan(Plan):
     loops : Loops
     itemsize, partial_itemsize : int
         Bytes per element of the caller's type and of partial values.
-    nbytes : int
-        Bytes of the caller's vector.
     levels : Levels, optional
         Of a hierarchical plan: what it does inside the node.
-    stage_in, stage_out : int
-        Addresses that the vector is copied to before, and from after; 0 where the program
-        works on the caller's memory itself.
+    stage_in, in_nbytes : int
+        Address to which so many bytes of the caller are copied before; 0 where the program works on
+        the caller's memory itself.
+    stage_out, out_nbytes : int
+        Address from which so many bytes are copied to the caller after; 0 likewise.
     status : object
         Handed to ``Wait`` and ``Test``; tells how much came, and with which tag.
     transport : Transport
@@ -165,9 +173,10 @@ cdef class MessagePlan(Plan):
     cdef Py_ssize_t receive_count
     cdef size_t itemsize
     cdef size_t partial_itemsize
-    cdef size_t nbytes
     cdef char *stage_in
     cdef char *stage_out
+    cdef size_t in_nbytes
+    cdef size_t out_nbytes
     cdef Loops loops
     cdef Levels levels
     cdef object status
@@ -183,15 +192,16 @@ cdef class MessagePlan(Plan):
     cdef void *begun
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
-                 nbytes, Levels levels=None, stage_in=0, stage_out=0, transport, status, keep,
-                 info):
+                 Levels levels=None, stage_in=0, in_nbytes=0, stage_out=0, out_nbytes=0,
+                 transport, status, keep, info):
         self.loops = loops
         self.levels = levels
         self.itemsize = itemsize
         self.partial_itemsize = partial_itemsize
-        self.nbytes = nbytes
         self.stage_in = <char *> <uintptr_t> stage_in
         self.stage_out = <char *> <uintptr_t> stage_out
+        self.in_nbytes = in_nbytes
+        self.out_nbytes = out_nbytes
         self.transport = transport
         self.nap = transport.nap
         self.status = status
@@ -261,9 +271,9 @@ cdef class MessagePlan(Plan):
     cdef int execute(self, char *source, char *target) except -1:
         if not self.usable:
             raise RuntimeError("this plan was freed, or one of its calls failed")
-        self.in_place = source == target
-        if self.stage_in != NULL and self.nbytes:
-            memcpy(self.stage_in, source, self.nbytes)
+        self.in_place = source == target + self.own_offset
+        if self.stage_in != NULL and self.stage_in != source:
+            copy_bytes(self.stage_in, source, self.in_nbytes)
         self.usable = False
         self.told_by = -1
         if self.begun != NULL:
@@ -281,8 +291,8 @@ cdef class MessagePlan(Plan):
             self.give_up()
             raise
         self.usable = True
-        if self.stage_out != NULL and self.nbytes:
-            memcpy(target, self.stage_out, self.nbytes)
+        if self.stage_out != NULL:
+            copy_bytes(target, self.stage_out, self.out_nbytes)
         return 0
 
     cdef int follow_instructions(self) except -1:

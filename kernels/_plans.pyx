@@ -69,6 +69,8 @@ cdef class Plan:
         Whether it can run.
     in_place : bool
         Whether input and output of the last run were the same memory.
+    own_offset : int
+        Bytes in the output before what this rank brings, where that stands there (all-gather).
     bytes_sent, bytes_received, bytes_reduced, messages_sent, messages_received : int
         What the last run really did.
     """
@@ -196,14 +198,15 @@ cdef class PlanCache:
                 return NULL
         return self.last_name
 
-    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
-                     PyObject *name) noexcept:
+    cdef int look_up(self, uintptr_t source, uintptr_t target, size_t in_nbytes,
+                     size_t out_nbytes, int type_number, PyObject *name) noexcept:
         cdef Entry *entry
         cdef int i, k
         for i in range(PLANS):
             k = (self.last + i) % PLANS  # the one that was found last is likely to be it
             entry = &self.entries[k]
-            if (entry.op == name and entry.nbytes == nbytes and entry.type_number == type_number
+            if (entry.op == name and entry.out_nbytes == out_nbytes
+                    and entry.in_nbytes == in_nbytes and entry.type_number == type_number
                     and (entry.target == target or entry.target == 0)
                     and (entry.source == source or entry.source == 0)):
                 self.clock += 1
@@ -216,42 +219,53 @@ cdef class PlanCache:
         """Run the plan of an earlier, equal call and return it; None where there is none.
 
         Equal means: the same op object, C-contiguous NumPy arrays of the same type and size,
-        at the same addresses unless the plan copies its data anyway.
+        at the same addresses unless the plan copies its data anyway. In place is the `in_place` of
+        the table, or None, as `sendbuf`; None as `recvbuf` is for ranks that want nothing.
         """
         cdef PyObject *name
-        cdef uintptr_t source, target
-        cdef size_t nbytes
+        cdef uintptr_t source = 0, target = 0
+        cdef size_t in_nbytes = 0, out_nbytes = 0
         cdef Plan plan
-        cdef int k, type_number
-        if not (cnp.PyArray_CheckExact(recvbuf) and cnp.PyArray_ISCARRAY(recvbuf)):
-            return None
-        target = <uintptr_t> cnp.PyArray_DATA(recvbuf)
-        nbytes = cnp.PyArray_NBYTES(recvbuf)
-        type_number = cnp.PyArray_TYPE(recvbuf)
-        if type_number == cnp.NPY_DATETIME or type_number == cnp.NPY_TIMEDELTA:
-            return None  # one number, many units
-        if sendbuf is self.in_place or sendbuf is None:
-            source = target
-        elif (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)
-                and cnp.PyArray_TYPE(sendbuf) == type_number
-                and <size_t> cnp.PyArray_NBYTES(sendbuf) == nbytes):
-            source = <uintptr_t> cnp.PyArray_DATA(sendbuf)
-            if source != target and source < target + nbytes and target < source + nbytes:
+        cdef int k, type_number = -1
+        cdef bint in_place = sendbuf is self.in_place or sendbuf is None
+        if recvbuf is not None:
+            if not (cnp.PyArray_CheckExact(recvbuf) and cnp.PyArray_ISCARRAY(recvbuf)):
                 return None
+            target = <uintptr_t> cnp.PyArray_DATA(recvbuf)
+            out_nbytes = cnp.PyArray_NBYTES(recvbuf)
+            type_number = cnp.PyArray_TYPE(recvbuf)
+        if in_place:
+            source, in_nbytes = target, out_nbytes
         else:
-            return None
+            if not (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)):
+                return None
+            source = <uintptr_t> cnp.PyArray_DATA(sendbuf)
+            in_nbytes = cnp.PyArray_NBYTES(sendbuf)
+            if recvbuf is None:
+                type_number = cnp.PyArray_TYPE(sendbuf)
+            elif cnp.PyArray_TYPE(sendbuf) != type_number:
+                return None
+            elif source == target and in_nbytes == out_nbytes:
+                in_place = True
+            elif source < target + out_nbytes and target < source + in_nbytes:
+                return None
+        if (type_number == cnp.NPY_DATETIME or type_number == cnp.NPY_TIMEDELTA
+                or type_number >= cnp.NPY_OBJECT):
+            return None  # one number, many types
         name = self.name_of(op)
         # Before the turn: in a forked child, a thread that is not there may have it.
         if name == NULL or self.closed:
             return None
         self.turn.take()
         try:
-            k = self.look_up(source, target, nbytes, type_number, name)
+            k = self.look_up(source, target, in_nbytes, out_nbytes, type_number, name)
             if k < 0 or self.closed:
                 return None
             plan = self.plans[k]
             if not plan.usable:
                 return None
+            if in_place:
+                source += plan.own_offset
             try:
                 plan.execute(<char *> source, <char *> target)
             except BaseException:
@@ -261,19 +275,29 @@ cdef class PlanCache:
             self.turn.leave()
         return plan
 
-    def find(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number, str name):
-        """Return the plan kept for these addresses, size, type number and operation, or None."""
-        cdef int k = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
+    def find(self, tuple key):
+        """Return the plan kept under a key, or None.
+
+        Parameters
+        ----------
+        key : tuple
+            ``(source, target, in_nbytes, out_nbytes, type_number, name)`` as of the arrays that
+            `repeat` gets; address 0 stands for any (a plan that stages its data). `name` must be
+            the very string object of the operation table.
+        """
+        source, target, in_nbytes, out_nbytes, type_number, name = key
+        cdef int k = self.look_up(
+            source, target, in_nbytes, out_nbytes, type_number, <PyObject *> name
+        )
         return self.plans[k] if k >= 0 and self.plans[k].usable else None
 
-    def keep(self, uintptr_t source, uintptr_t target, size_t nbytes, int type_number,
-             str name, Plan plan):
-        """Keep a plan; address 0 stands for any (a plan that stages its data).
-
-        `name` must be the very string object of the operation table.
-        """
+    def keep(self, tuple key, Plan plan):
+        """Keep a plan under a key, as of `find`."""
+        source, target, in_nbytes, out_nbytes, type_number, name = key
         cdef int k
-        cdef int oldest = self.look_up(source, target, nbytes, type_number, <PyObject *> name)
+        cdef int oldest = self.look_up(
+            source, target, in_nbytes, out_nbytes, type_number, <PyObject *> name
+        )
         if oldest < 0:
             oldest = 0
             for k in range(PLANS):
@@ -282,7 +306,7 @@ cdef class PlanCache:
         old = self.plans[oldest]
         self.clock += 1
         self.entries[oldest] = Entry(
-            source, target, nbytes, type_number, <PyObject *> name, self.clock
+            source, target, in_nbytes, out_nbytes, type_number, <PyObject *> name, self.clock
         )
         self.plans[oldest] = plan
         if old is not None:
