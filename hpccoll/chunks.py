@@ -1,8 +1,8 @@
 """How a vector is cut: one chunk per rank, and segments, the unit of pipelining, in each chunk."""
 
 import functools
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -37,6 +37,60 @@ def chunks(count: int, parts: int) -> tuple[Range, ...]:
     base, longer = divmod(count, parts)
     starts = [part * base + min(part, longer) for part in range(parts + 1)]
     return tuple(Range(start, stop) for start, stop in pairwise(starts))
+
+
+@functools.lru_cache(maxsize=64)
+def chunks_of(counts: tuple[int, ...]) -> tuple[Range, ...]:
+    """Cut a vector into consecutive chunks of these numbers of elements.
+
+    Examples
+    --------
+    >>> chunks_of((3, 0, 2))
+    (Range(start=0, stop=3), Range(start=3, stop=3), Range(start=3, stop=5))
+    """
+    return tuple(Range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0)))
+
+
+def cut(count: int, parts: int, counts: tuple[int, ...] | None = None) -> tuple[Range, ...]:
+    """Cut a vector into chunks of `counts` elements, or into as equal ones as can be for None."""
+    return chunks(count, parts) if counts is None else chunks_of(counts)
+
+
+def around(chunk: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """Return chunks `start` to ``stop - 1``, counted modulo their number: two ranges if they wrap.
+
+    Examples
+    --------
+    >>> around(chunks(10, 5), 3, 6)
+    [Range(start=6, stop=10), Range(start=0, stop=2)]
+    """
+    size = len(chunk)
+    first, last = start % size, start % size + stop - start
+    if last <= size:
+        return [Range(chunk[first].start, chunk[last - 1].stop)]
+    return [
+        Range(chunk[first].start, chunk[-1].stop),
+        Range(chunk[0].start, chunk[last - size - 1].stop),
+    ]
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges in the same order, as one where the next begins where the last one ends.
+
+    Examples
+    --------
+    >>> joined([Range(0, 2), Range(2, 5), Range(7, 8)])
+    [Range(start=0, stop=5), Range(start=7, stop=8)]
+    """
+    result: list[Range] = []
+    for part in ranges:
+        if not part.count:
+            continue
+        if result and result[-1].stop == part.start:
+            result[-1] = Range(result[-1].start, part.stop)
+        else:
+            result.append(part)
+    return result
 
 
 def segments(chunk: Range, limit: int) -> Iterator[Range]:

@@ -19,16 +19,20 @@ Picture, 5 ranks
 Steps and bytes
     2 ceil(log2 p) steps, for any p. Each rank sends and receives 2(p-1)/p n, as little as can be.
     (Where p does not divide n, ranks may differ by a few elements.) A message is at most two
-    ranges of the vector.
+    ranges of the vector. Each phase is an algorithm of its own, with half of the steps and bytes:
+    the first one for reduce-scatter, the second one for all-gather. Chunks may differ in size.
 
 Cost
     With L = ceil(log2 p): 2L alpha + 2(p-1)/p n beta + (p-1)/p n gamma
+
+    Reduce-scatter: L alpha + (p-1)/p n beta + (p-1)/p n gamma
+    All-gather: L alpha + (p-1)/p n beta
 
 Restrictions
     Commutative operations only.
 
 Scratch
-    floor(p/2) chunks: n/2, or a little less.
+    floor(p/2) chunks: n/2, or a little less. The all-gather phase needs none.
 
 Order and bits
     Operands are reordered, and where p is no power of two an element's bits depend on the chunk
@@ -39,7 +43,7 @@ Source
     Traeff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms", arXiv:2410.14234.
 """
 
-from hpccoll.chunks import Range, chunks
+from hpccoll.chunks import Range, around, chunks, cut
 from hpccoll.schedule import Action, Schedule, ScheduleBuilder
 
 
@@ -47,24 +51,50 @@ def schedule(rank: int, size: int, count: int) -> Schedule:
     """Return what `rank` of `size` ranks does to all-reduce `count` elements."""
     chunk = chunks(count, size)
     steps = ScheduleBuilder(rank, size, count)
+    add_reduce_scatter(steps, chunk)
+    add_allgather(steps, chunk)
+    return steps.finish()
 
-    def relative(first: int, stop: int) -> list[Range]:
-        """Chunks `first` to ``stop - 1``, counted from this rank's own; two ranges if they wrap."""
-        start, stop = (rank + first) % size, (rank + first) % size + stop - first
-        if stop <= size:
-            return [Range(chunk[start].start, chunk[stop - 1].stop)]
-        return [Range(chunk[start].start, count), Range(0, chunk[stop - size - 1].stop)]
 
+def reduce_scatter(
+    rank: int, size: int, count: int, counts: tuple[int, ...] | None = None
+) -> Schedule:
+    """Return what `rank` does to end with its chunk of the sum; `counts` are the chunks' sizes."""
+    steps = ScheduleBuilder(rank, size, count)
+    add_reduce_scatter(steps, cut(count, size, counts))
+    return steps.finish()
+
+
+def allgather(rank: int, size: int, count: int, counts: tuple[int, ...] | None = None) -> Schedule:
+    """Return what `rank` does to end with the chunks of all; `counts` are the chunks' sizes."""
+    steps = ScheduleBuilder(rank, size, count)
+    add_allgather(steps, cut(count, size, counts))
+    return steps.finish()
+
+
+def add_reduce_scatter(steps: ScheduleBuilder, chunk: tuple[Range, ...]) -> None:
+    """Add the first phase: each rank ends with its own chunk, reduced over all ranks."""
+    rank, size = steps.rank, steps.size
+    for skip, wider in _hops(size):
+        far = around(chunk, rank + skip, rank + wider)
+        near = around(chunk, rank, rank + wider - skip)
+        to, source = (rank + skip) % size, (rank - skip) % size
+        steps.exchange(to, far, source, near, Action.REDUCE_LEFT)
+
+
+def add_allgather(steps: ScheduleBuilder, chunk: tuple[Range, ...]) -> None:
+    """Add the second phase: each rank brings its own chunk, and all end with all of them."""
+    rank, size = steps.rank, steps.size
+    for skip, wider in reversed(_hops(size)):
+        near = around(chunk, rank, rank + wider - skip)
+        far = around(chunk, rank + skip, rank + wider)
+        to, source = (rank - skip) % size, (rank + skip) % size
+        steps.exchange(to, near, source, far, Action.COPY)
+
+
+def _hops(size: int) -> list[tuple[int, int]]:
+    """Return each skip but the widest, with the next wider one, from wide to narrow."""
     skips = [size]
     while skips[-1] > 1:
         skips.append((skips[-1] + 1) // 2)
-    hops = list(zip(skips[1:], skips, strict=False))
-    for skip, wider in hops:
-        to, source = (rank + skip) % size, (rank - skip) % size
-        far, near = relative(skip, wider), relative(0, wider - skip)
-        steps.exchange(to, far, source, near, Action.REDUCE_LEFT)
-    for skip, wider in reversed(hops):
-        to, source = (rank - skip) % size, (rank + skip) % size
-        near, far = relative(0, wider - skip), relative(skip, wider)
-        steps.exchange(to, near, source, far, Action.COPY)
-    return steps.finish()
+    return list(zip(skips[1:], skips, strict=False))

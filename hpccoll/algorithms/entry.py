@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hpccoll.algorithms.collective import COLLECTIVES
 from hpccoll.schedule import Schedule
 from hpccoll.topology import Topology
 
@@ -44,14 +45,23 @@ class Algorithm:
         most.
     source : str
         Where it was published.
+    collective : str
+        What it does: a name of `hpccoll.algorithms.COLLECTIVES`.
+    root : int
+        Of a collective that has one: the root that `schedule` and the formulas are for.
+    counts : tuple of int or None
+        Of a collective that is split: how many elements the chunk of each rank has, where
+        `schedule` and the formulas are for those; None for chunks that differ by one at most.
+    hierarchical : bool
+        Whether the schedule depends on which ranks share a node.
     network : str
         Of a hierarchical algorithm: the flat one that runs between nodes; empty for the usual one.
     topology : Topology or None
         Of a hierarchical algorithm: what `schedule` and the formulas are for; None for any number
         of ranks that share one node.
     place : callable or None
-        What makes an algorithm hierarchical: ``place(algorithm, topology)`` returns it with the
-        schedule and the formulas for that topology.
+        ``place(algorithm, topology, root, counts)`` returns the algorithm with the schedule and the
+        formulas for these; None where there is nothing to place.
     leaders : callable
         ``leaders(topology)``: of a hierarchical algorithm, how many ranks speak for each node.
     """
@@ -71,21 +81,85 @@ class Algorithm:
     reduced: Callable[[int, int], int]
     scratch: Callable[[int, int], int]
     source: str
+    collective: str = "allreduce"
+    root: int = 0
+    counts: tuple[int, ...] | None = None
+    hierarchical: bool = False
     network: str = ""
     topology: Topology | None = None
-    place: Callable[["Algorithm", Topology], "Algorithm"] | None = None
+    place: "Place | None" = None
     leaders: Callable[[Topology], int] = lambda topology: 0
 
-    @property
-    def hierarchical(self) -> bool:
-        """Whether the schedule depends on which ranks share a node."""
-        return self.place is not None
+    def on(
+        self,
+        topology: Topology | None = None,
+        *,
+        root: int = 0,
+        counts: tuple[int, ...] | None = None,
+    ) -> "Algorithm":
+        """Return the algorithm as it runs on a topology, for a root and for chunks of given sizes.
 
-    def on(self, topology: Topology | None) -> "Algorithm":
-        """Return the algorithm as it runs on a topology: itself if it is flat, or for None."""
-        if topology is None or self.place is None or self.topology == topology:
+        Parameters
+        ----------
+        topology : Topology, optional
+            Which ranks share a node. A flat algorithm does not care; None leaves it as it is.
+        root : int
+            The root, of a collective that has one.
+        counts : tuple of int, optional
+            Elements of each rank's chunk, of a collective that is split. By default chunks differ
+            by one element at most.
+
+        Returns
+        -------
+        Algorithm
+            Itself, if nothing changes.
+
+        Raises
+        ------
+        ValueError
+            If the collective has no root, or its caller sees no chunks.
+        """
+        collective = COLLECTIVES[self.collective]
+        if root and not collective.rooted:
+            raise ValueError(f"{self.collective} has no root; got root={root!r}")
+        if counts is not None and not collective.split:
+            raise ValueError(f"{self.collective} has no chunks of given sizes; got {counts!r}")
+        if topology is None or not self.hierarchical:
+            topology = self.topology
+        if self.place is None or (topology, root, counts) == (
+            self.topology,
+            self.root,
+            self.counts,
+        ):
             return self
-        return self.place(self, topology)
+        return self.place(self, topology, root, counts)
+
+    def check(self, size: int, count: int) -> None:
+        """Check that root, chunk sizes and topology fit `size` ranks and `count` elements.
+
+        Raises
+        ------
+        ValueError
+            If not. The text tells what came and what was wanted.
+        """
+        if not 0 <= self.root < size:
+            raise ValueError(f"root must be 0 to {size - 1}; got {self.root}")
+        counts = self.counts
+        if counts is not None and (
+            len(counts) != size or sum(counts) != count or min(counts, default=0) < 0
+        ):
+            raise ValueError(
+                f"counts must be {size} numbers of elements, {count} together; got "
+                f"{len(counts)}, {sum(counts)} together, the least of them {min(counts, default=0)}"
+            )
+        if self.topology is not None and self.topology.size != size:
+            raise ValueError(
+                f"the topology is that of {self.topology.size} ranks, and there are {size}"
+            )
+
+
+Place = Callable[[Algorithm, Topology | None, int, tuple[int, ...] | None], Algorithm]
+"""How an algorithm is placed: see `Algorithm.place`."""
 
 
 def for_any_count(

@@ -63,9 +63,16 @@ def _scratch(topology: Topology, count: int, network: str, leaders: int) -> int:
 
 
 def _place(
-    schedule: Callable[..., Schedule], leaders: Leaders, algorithm: Algorithm, topology: Topology
+    schedule: Callable[..., Schedule],
+    leaders: Leaders,
+    algorithm: Algorithm,
+    topology: Topology | None,
+    root: int,
+    counts: tuple[int, ...] | None,
 ) -> Algorithm:
-    """Return a hierarchical algorithm as it runs on a topology."""
+    """Return a hierarchical algorithm as it runs on a topology; all-reduce has no more to place."""
+    if topology is None:
+        return algorithm
     network, inner = algorithm.network, _between(topology, algorithm.network)
     flat = topology.is_one_node
     return replace(
@@ -112,6 +119,7 @@ def _entry(
         reduced=lambda size, count: _reduced(one_node(size), count, ""),
         scratch=lambda size, count: _scratch(one_node(size), count, "", leaders(one_node(size))),
         source=source,
+        hierarchical=True,
         place=functools.partial(_place, schedule, leaders),
         leaders=leaders,
     )
@@ -145,11 +153,11 @@ HIERARCHICAL: Mapping[str, Algorithm] = MappingProxyType({entry.name: entry for 
 """The hierarchical algorithms by name, in teaching order."""
 
 
-def with_network(algorithm: Algorithm, network: str) -> Algorithm:
+def with_network(algorithm: Algorithm, network: Algorithm) -> Algorithm:
     """Return a hierarchical algorithm that runs a given flat one between nodes."""
     return replace(
         algorithm,
-        name=f"{algorithm.name}:{network}",
-        network=network,
-        one_tree=FLAT[network].one_tree,
+        name=f"{algorithm.name}:{network.name}",
+        network=network.name,
+        one_tree=network.one_tree,
     )

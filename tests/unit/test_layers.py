@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hpccoll.chunks
+from hpccoll.algorithms.family import FAMILY
 from hpccoll.algorithms.flat import FLAT
 
 PACKAGE = Path(hpccoll.chunks.__file__).parent
@@ -44,8 +45,11 @@ PURE = {
 }
 """Modules that must run without MPI, and all of this package that they may import."""
 
-REGISTRY = {"__init__", "entry", "flat", "hierarchical", "levels"}
+REGISTRY = {"__init__", "collective", "entry", "family", "flat", "hierarchical", "levels"}
 """What is no algorithm among the files of algorithms/."""
+
+TWO_PHASES = {"reduce_scatter_gather", "scatter_allgather"}
+"""Flat algorithms that are put together from the phases of two others."""
 
 
 def imports(path):
@@ -96,11 +100,14 @@ def test_pure_modules_import_only_pure_ones(module):
 @pytest.mark.parametrize("path", files_of("algorithms"), ids=lambda path: path.stem)
 def test_algorithms_are_pure(path):
     outside = {name for name in imports(path) if not name.startswith("hpccoll.")}
-    data = {"collections", "collections.abc", "dataclasses", "functools", "types"}
-    assert outside <= (data if path.stem in REGISTRY else set())
-    # A flat algorithm knows of ranks that are all alike, and of no other algorithm.
-    if path.stem in FLAT:
-        assert own_imports(path) <= {"chunks", "schedule"}
+    typing = {"collections", "collections.abc", "typing"}
+    data = {"dataclasses", "enum", "functools", "types"} | typing
+    assert outside <= (data if path.stem in REGISTRY else typing)
+    # A flat algorithm knows of ranks that are all alike, and of no other algorithm but those whose
+    # phases it is put together from.
+    if path.stem in {*FLAT, *(name for flat in FAMILY.values() for name in flat)}:
+        others = {"algorithms"} if path.stem in TWO_PHASES else set()
+        assert own_imports(path) <= {"chunks", "schedule"} | others
 
 
 def test_every_module_has_its_layer():
