@@ -84,9 +84,7 @@ class Door:
         after: Callable[[], object] | None = None,
     ) -> Job:
         """Return a checked job."""
-        job = Job(
-            self.call, self.settings, pattern, operation, x, out, names, count, after=after
-        )
+        job = Job(self.call, self.settings, pattern, operation, x, out, names, count, after=after)
         return job.check(self.comm.rank, self.comm.size)
 
 
@@ -98,9 +96,7 @@ def allreduce(door: Door, x: Any, op: "str | MPI.Op", out: Any) -> tuple[Job, Re
     return door.job(Pattern(), operation, operand.array, target, target.size), result
 
 
-def reduce(
-    door: Door, x: Any, op: "str | MPI.Op", root: int, out: Any
-) -> tuple[Job, Result]:
+def reduce(door: Door, x: Any, op: "str | MPI.Op", root: int, out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.reduce`."""
     operation = operation_of(op)
     check_root(root, door.comm.size)
@@ -192,7 +188,9 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     else:
         target, result = source, lambda: x
     if not sending:
-        return door.job(pattern, None, None, target, target.size, ("x", "x" if out is None else "out")), result
+        return door.job(
+            pattern, None, None, target, target.size, ("x", "x" if out is None else "out")
+        ), result
     after = None
     if target is not source:
         after = lambda: np.copyto(target, source)  # noqa: E731
@@ -230,9 +228,7 @@ def operand_of(x: Any) -> Operand:
     return operand
 
 
-def target_of(
-    operand: Operand, out: Any, shape: tuple[int, ...] | None
-) -> tuple[Array, Result]:
+def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tuple[Array, Result]:
     """Return where the result goes, and what gives it to the user.
 
     Parameters

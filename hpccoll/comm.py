@@ -10,10 +10,11 @@ from hpccoll.algorithms import AUTO
 from hpccoll.calls import Call, Caller, call_of, native_call
 from hpccoll.channel import channel_of
 from hpccoll.jobs import Deferred, Job
+from hpccoll.requests import NonblockingCalls
 from hpccoll.selection import Settings
 
 
-class Comm(MPI.Intracomm):
+class Comm(NonblockingCalls, MPI.Intracomm):
     """A communicator whose collectives run hpccoll's algorithms; a drop-in for mpi4py's.
 
     It is the same communicator: the same handle, equal to `comm`, with all methods of
