@@ -100,6 +100,8 @@ class Progress:
         # Local, and in order with the other collectives of the communicator: the others may make
         # their call at any time.
         self._private, self._duplication = MPI.Intracomm.Idup(comm)
+        if not _opens_in_thread():
+            self._make_channel()
         if self.threaded:
             name = f"hpccoll progress of {comm.Get_name() or 'a communicator'}"
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -109,8 +111,6 @@ class Progress:
     @property
     def channel(self) -> Channel:
         """Where calls run. Waits until all ranks have made their first call."""
-        if not self.threaded and not self._open.is_set():
-            self._make_channel()
         self._open.wait()
         if self._refusal is not None:
             raise self._refusal
@@ -130,7 +130,8 @@ class Progress:
 
     def _serve(self) -> None:
         """Run what is queued; the thread's work."""
-        self._make_channel()
+        if not self._open.is_set():
+            self._make_channel()
         while not (self._stopping and not self._queue):
             self._news.wait()
             self._news.clear()
@@ -198,8 +199,19 @@ class Progress:
         self.stop()
         if not self.threaded:
             self.advance()
-        if self._open.is_set() or not self.threaded:
+        if self._refusal is None:
             self.channel.close()
+
+
+def _opens_in_thread() -> bool:
+    """Whether the thread may make the channel, so that the first call on a communicator is local.
+
+    Open MPI 5.0 mixes up communicators that two threads make at the same time (a test of an Idup
+    beside a Dup: messages of the one arrive in the other): there the first call makes the channel,
+    and returns when all ranks have made theirs.
+    """
+    threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return threaded and MPI.get_vendor()[0] != "Open MPI"
 
 
 _all: "weakref.WeakSet[Progress]" = weakref.WeakSet()
@@ -213,7 +225,7 @@ def _stop_all() -> None:
 
 
 def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
-    """Return the queue of a communicator; the first call makes it, which is local.
+    """Return the queue of a communicator; the first call makes it.
 
     Parameters
     ----------
