@@ -14,7 +14,7 @@ Picture, 5 ranks
         within    0 <-- 1   3 <-- 4   1         4
         within    0 <-- 2             2
         between   0 <-> 3             3 4       0 1 2
-        within    0 --> 2   3 --> 4   0 1 2 3 4
+        within    0 --> 2   3 --> 4   0 1 2 3 4   0 1 2 3 4
         within    0 --> 1             0 1 2 3 4
 
     Reduce-scatter walks back: whole vectors to the leaders, single chunks from them.
