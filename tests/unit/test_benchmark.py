@@ -18,6 +18,7 @@ from mpi4py import MPI
 import hpccoll
 from hpccoll import _kernels
 from hpccoll.__main__ import run
+from hpccoll.algorithms import COLLECTIVES
 from hpccoll.benchmark import command, data, report
 from hpccoll.benchmark.measure import FEWEST, MOST_CALLS, measure
 from hpccoll.benchmark.options import (
@@ -333,6 +334,20 @@ def test_the_help_names_what_there_is(capsys):
         (["simulate", "rings", "--size", "4", "--count", "1"], "unknown algorithm 'rings'"),
         (["simulate", "ring", "--size", "4"], "give one of --nbytes and --count"),
         (["simulate", "ring", "--size", "4", "--nbytes", "5"], "no multiple of itemsize"),
+        (
+            ["simulate", "ring", "-p", "2", "--counts", "1,x", "--collective", "allgather"],
+            "--counts is '1,x'; wanted a number of elements for each rank",
+        ),
+        (
+            ["simulate", "ring", "-p", "2", "--count", "1", "--collective", "barrier"],
+            "a barrier has no vector",
+        ),
+        (
+            ["simulate", "binomial", "-p", "2", "--count", "1", "--root", "1"],
+            "unknown algorithm 'binomial'; choose from naive_root, ring",
+        ),
+        (["simulate", "ring", "-p", "2", "--count", "1", "--root", "1"], "allreduce has no root"),
+        (["algorithms", "scan"], "'scan' is not one of 'allreduce', 'reduce_scatter'"),
     ],
 )
 def test_bad_options_are_explained(arguments, text, capsys):
@@ -383,12 +398,31 @@ def test_simulate_prints_the_simulation(capsys):
     assert capsys.readouterr().out == f"{hpccoll.simulate('ring', size=100, nbytes=1 << 20)}\n"
 
 
-def test_algorithms_are_listed(capsys):
-    assert run(["algorithms"]) == 0
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("binomial --collective reduce --root 3 --count 8", {"root": 3, "count": 8}),
+        ("ring --collective allgather --counts 1,0,2,0", {"counts": (1, 0, 2, 0)}),
+        ("dissemination --collective barrier", {}),
+    ],
+)
+def test_simulate_knows_the_other_collectives(line, arguments, capsys):
+    name, _, collective, *_ = line.split()
+    assert run_line(f"simulate {line} --size 4") == 0
+    told = hpccoll.simulate(name, size=4, collective=collective, **arguments)
+    assert capsys.readouterr().out == f"{told}\n"
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_algorithms_are_listed(collective, capsys):
+    assert run(["algorithms", collective]) == 0
     text = capsys.readouterr().out
-    for algorithm in hpccoll.algorithms():
+    for algorithm in hpccoll.algorithms(collective):
         assert f" {algorithm.name} " in text
         assert algorithm.purpose in text
+    if collective == "allreduce":
+        assert run(["algorithms"]) == 0
+        assert capsys.readouterr().out == text
 
 
 def test_the_version_is_told(capsys):
