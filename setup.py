@@ -53,7 +53,16 @@ setup(
             extension("_executor"),
             extension("_arena", "arena.h", "array_handler.h", "regions.h"),
             extension(
-                "_node", "node_levels.h", "node_allreduce.h", "node_slots.h", "tree.h", "waiting.h"
+                "_node",
+                "node_levels.h",
+                "node_collective.h",
+                "node_reduce.h",
+                "node_allreduce.h",
+                "node_move.h",
+                "node_call.h",
+                "node_slots.h",
+                "tree.h",
+                "waiting.h",
             ),
         ],
         compiler_directives=DIRECTIVES,
