@@ -420,7 +420,9 @@ cdef class NodePlan(Plan):
         cdef Node node = self.node
         self.disagrees = False
         node.check(self.info)
-        self.in_place = source == target
+        self.in_place = source == target + self.own_offset
+        if target == NULL:
+            target = source  # the root of a broadcast has what it wants
         with nogil:
             outcome = node_collective(
                 &node.state, &self.loops, &self.collective, self.kind, source, target
