@@ -60,6 +60,14 @@ def sent_through_tree(size: int, count: int, root: int = 0, least: int = 0) -> i
     return once(size, count) + tree_sent([sizes[rank] for rank in binomial.from_root(size, root)])
 
 
+def sent_by_scatter_allgather(size: int, count: int, root: int = 0, least: int = 0) -> int:
+    """The same, but for what the root has already: all chunks but its own."""
+    own = cut(max(count, least), size)[root]
+    return sent_through_tree(size, count, root, least) - (
+        count - max(0, min(own.stop, count) - own.start)
+    )
+
+
 def _longest_run(size: int, count: int, run: int, counts: Counts) -> int:
     """Elements in the `run` chunks in a row, around the end too, that have most."""
     sizes = [chunk.count for chunk in cut(count, size, counts)]
@@ -281,7 +289,7 @@ _ENTRIES = (
         sent_formula="up to 2(p-1)/p n",
         scratch_formula="none",
         steps=lambda size: 2 * levels(size),
-        sent=sent_through_tree,
+        sent=sent_by_scatter_allgather,
         source=_MPICH,
     ),
     _entry(

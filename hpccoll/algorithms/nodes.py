@@ -18,7 +18,13 @@ from hpccoll.algorithms import (
 )
 from hpccoll.algorithms.collective import COLLECTIVES
 from hpccoll.algorithms.entry import COMMUTATIVE_ONLY, Algorithm, for_any_count
-from hpccoll.algorithms.family import FAMILY, levels, sent_through_tree, tree_sent
+from hpccoll.algorithms.family import (
+    FAMILY,
+    levels,
+    sent_by_scatter_allgather,
+    sent_through_tree,
+    tree_sent,
+)
 from hpccoll.algorithms.levels import placed
 from hpccoll.chunks import cut
 from hpccoll.schedule import Schedule
@@ -107,9 +113,11 @@ class _Placed:
         topology = placed(self.topology, size)
         nodes = topology.node_count
         within = (size - nodes) * count
-        if self.inner.name in ("reduce_scatter_gather", "scatter_allgather"):
-            head = topology.nodes[self.root]
+        head = topology.nodes[self.root]
+        if self.inner.name == "reduce_scatter_gather":
             return within + sent_through_tree(nodes, count, head, least=size)
+        if self.inner.name == "scatter_allgather":
+            return within + sent_by_scatter_allgather(nodes, count, head, least=size)
         if not self.rooted:
             chunk = cut(count, size, self.counts)
             for node in range(nodes):
