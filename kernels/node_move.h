@@ -159,9 +159,10 @@ static int node_move(struct node *node, const struct collective *collective, siz
             memcpy(mine->vector, x, mine_bytes);
     } else {
         /* What gives nothing is no reason against any design. */
-        mine->place = (struct place){(uintptr_t)x, 0, move.gives ? NOWHERE : 0, 0};
-        if (move.gives && nbytes >= node->shared_bytes)
-            mine->place.shared_input = offset_in_arena(node, x, mine_bytes);
+        mine->place = (struct place){.input = (uintptr_t)x};
+        if (move.gives)
+            mine->place.shared_input = nbytes < node->shared_bytes
+                                           ? NOWHERE : offset_in_arena(node, x, mine_bytes);
         mine->copied = through_slots && (!move.gives || mine->place.shared_input == NOWHERE);
         if (mine->copied && move.gives)
             give_segment(node, &move, 0, node->segments);

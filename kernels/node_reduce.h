@@ -150,7 +150,7 @@ static int node_reduce(struct node *node, const struct loops *loops,
         const int outcome = begin_call(node, mine);
         return outcome ? outcome : reduce_in_line(node, loops, want, y);
     }
-    struct place place = {(uintptr_t)x, (uintptr_t)y, NOWHERE, NOWHERE};
+    struct place place = {(uintptr_t)x, (uintptr_t)y, NOWHERE, NOWHERE, NOWHERE};
     if (nbytes >= node->shared_bytes) {
         place.shared_input = offset_in_arena(node, x, nbytes);
         /* Where no other rank stores anything, no matter. */
