@@ -384,10 +384,11 @@ cdef class NodePlan(Plan):
     def __cinit__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info,
                   collective="allreduce", root=0, starts=()):
         cdef int size = node.state.size
-        if collective in CHUNKED and [0, *sorted(starts[1:])] != [*starts]:
-            raise ValueError(f"chunks of {collective} start at {starts}; wanted 0 and ascending")
-        if collective in CHUNKED and (len(starts) != size + 1 or starts[size] != count):
-            raise ValueError(f"chunks of {collective} start at {starts}; wanted {size} of {count}")
+        ascends = [0, *sorted(starts[1:])] == [*starts]
+        if collective in CHUNKED and not (
+            ascends and len(starts) == size + 1 and starts[size] == count
+        ):
+            raise ValueError(f"chunks start at {starts}; wanted {size}, in order, up to {count}")
         if collective in ROOTED and not 0 <= root < size:
             raise ValueError(f"root of {collective} is {root}; wanted one of {size} ranks")
         self.collective.which = COLLECTIVES.index(collective)

@@ -7,8 +7,8 @@
  *                      the other chunks from them
  *     shared           vectors in arenas: each rank reduces its tiles and stores them to all outputs
  *
- * All evaluate the expression of tree.h. Those who do not want the result, or want a part of it only,
- * take what they want: reduce and reduce-scatter run by these designs, too (node_reduce.h). */
+ * All evaluate the expression of tree.h. Who does not want the result, or wants a part of it only,
+ * takes what it wants: reduce and reduce-scatter run by these designs, too (node_reduce.h). */
 #ifndef HPCCOLL_NODE_ALLREDUCE_H
 #define HPCCOLL_NODE_ALLREDUCE_H
 
@@ -75,8 +75,8 @@ static void copy_in_for_others(const struct node *node, const char *x, size_t n,
 
 /* Segment by segment; while others finish their pieces the next segment is copied in.
  *
- * Who has copied segment t in has reduced its piece of t - 1, and gathered those of t - 2. So nobody
- * needs in-buffers of t - 1 or out-buffers of t - 2 when all have, and this rank can fill those of
+ * Who has copied segment t in has reduced its piece of t - 1, and gathered those of t - 2. When all
+ * have, nobody needs in-buffers of t - 1 or out-buffers of t - 2, and this rank can fill those of
  * t + 1 and t: also one that gathers nothing itself, as its root's `copied` tells the same. It may
  * leave while the root still gathers the last two, as out-buffers are not filled before the next
  * call has begun. */

@@ -1,5 +1,5 @@
-/* What the collectives of a node have in common: the parts of the vector that a rank gives and wants,
- * and how a call begins and ends.
+/* What the collectives of a node have in common: the parts of the vector that a rank gives and
+ * wants, and how a call begins and ends.
  *
  * Of what an earlier call left in buffers, nothing is read any more once a call has begun on all
  * ranks. Only the first segment, number t, is copied in before that. So every way through the slots
@@ -85,8 +85,8 @@ static struct range wanted(const struct collective *collective, int rank)
     }
 }
 
-/* Where part `index` of `size` begins, when ranks share work: parts end at cache lines, so that no two
- * ranks write to one. */
+/* Where part `index` of `size` begins, when ranks share work: parts end at cache lines, so that no
+ * two ranks write to one. */
 static size_t chunk_start(size_t count, size_t itemsize, int size, int index)
 {
     const size_t line = itemsize < LINE ? LINE / itemsize : 1;
@@ -159,8 +159,8 @@ static int all_shared(const struct node *node)
     return 1;
 }
 
-/* Whether the first segment of all ranks is in, as their headers tell. Those whose vectors are shared
- * left them where they are. */
+/* Whether the first segment of all ranks is in, as their headers tell. Those whose vectors are
+ * shared left them where they are. */
 static int all_copied(const struct node *node)
 {
     for (int k = 0; k < node->size; k++)

@@ -1,5 +1,5 @@
-/* All-gather, broadcast, gather and scatter among the ranks of a node: each rank gives a range of the
- * vector, wants a range, and takes from every other what the two have in common.
+/* All-gather, broadcast, gather and scatter among the ranks of a node: each rank gives a range of
+ * the vector, wants a range, and takes from every other what the two have in common.
  *
  *     in_line          what is given lies in the header
  *     slotted          segment by segment: givers copy in, takers copy out
@@ -91,10 +91,10 @@ static int wait_for_takers(struct node *node, const struct collective *collectiv
 }
 
 /* A taker tells by `reduced` how many segments it has taken, whether it wanted something of them or
- * not. A giver fills a buffer with segment t + 1 when all have taken t - 1, which was in it; that of
- * the call's first two segments is free, as the call has begun. It waits so before the last segment,
- * too, though it fills no more: then t - 1 is what the next call's first segment takes the place of.
- * Who gives nothing has no reason to wait: of its buffers nobody reads.
+ * not. A giver fills a buffer with segment t + 1 when all have taken t - 1, which was in it; those
+ * of the call's first two segments are free, as the call has begun. It waits like that in the last
+ * turn, too, though it fills no more: the next call's first segment takes the place of that t - 1.
+ * Who gives nothing need not wait, as nobody reads from its buffers.
  *
  * Nobody waits for ever: who waits in turn t waits for what others do in turn t - 1 or before. */
 static int move_slotted(struct node *node, const struct move *move, size_t longest, int told)
@@ -136,8 +136,8 @@ static int move_slotted(struct node *node, const struct move *move, size_t longe
     return DONE;
 }
 
-/* Move what lies at `x` on those who give something to `y` on those who want it. `x` may be the part
- * of `y`, or `y` that of `x`, which is the same elements of the vector. */
+/* Move what lies at `x` on those who give something to `y` on those who want it. One may be a part
+ * of the other: the same elements of the vector. */
 static int node_move(struct node *node, const struct collective *collective, size_t itemsize,
                      uint32_t kind, const char *x, char *y)
 {
@@ -159,9 +159,10 @@ static int node_move(struct node *node, const struct collective *collective, siz
             memcpy(mine->vector, x, mine_bytes);
     } else {
         /* What gives nothing is no reason against any design. */
-        mine->place = (struct place){(uintptr_t)x, 0, move.gives ? NOWHERE : 0, 0};
-        if (move.gives && nbytes >= node->shared_bytes)
-            mine->place.shared_input = offset_in_arena(node, x, mine_bytes);
+        mine->place = (struct place){.input = (uintptr_t)x};
+        if (move.gives)
+            mine->place.shared_input = nbytes < node->shared_bytes
+                                           ? NOWHERE : offset_in_arena(node, x, mine_bytes);
         mine->copied = through_slots && (!move.gives || mine->place.shared_input == NOWHERE);
         if (mine->copied && move.gives)
             give_segment(node, &move, 0, node->segments);

@@ -1,5 +1,5 @@
-/* All-reduce, reduce and reduce-scatter among the ranks of a node: which design runs, and what those of
- * node_allreduce.h do not do for the other two. */
+/* All-reduce, reduce and reduce-scatter among the ranks of a node: which design runs, and what
+ * those of node_allreduce.h do not do for the other two. */
 #ifndef HPCCOLL_NODE_REDUCE_H
 #define HPCCOLL_NODE_REDUCE_H
 
@@ -42,8 +42,8 @@ static size_t longest_chunk(const struct node *node, const struct collective *co
     return longest;
 }
 
-/* As `reduce_slotted`, but what a rank reduces is its own: nothing is to be gathered. Who has copied
- * segment t in has read all that it wants of t - 1. */
+/* As `reduce_slotted`, but what a rank reduces is its own: nothing is to be gathered. Who has
+ * copied segment t in has read all that it wants of t - 1. */
 static int scatter_slotted(struct node *node, const struct loops *loops,
                            const struct collective *collective, const char *x, char *y, int told)
 {
@@ -87,9 +87,9 @@ static int reduce_wanted(struct node *node, const struct loops *loops, const cha
     return end_call(node);
 }
 
-/* Every rank reduces a chunk, piece by piece, and the root collects the pieces. It tells by `reduced`
- * what it has collected, the others what they have reduced: two pieces more at most, as out-buffers
- * are used in turn. In place, the root stores what the only rank that needs it has read. */
+/* Every rank reduces a chunk, piece by piece, and the root collects the pieces. It tells by
+ * `reduced` what it has collected, the others what they have reduced: two pieces more at most, as
+ * out-buffers are used in turn. In place, the root stores where the only reader has read. */
 static int reduce_to_root(struct node *node, const struct loops *loops, const char *x, char *y,
                           size_t count, int root)
 {
@@ -134,8 +134,8 @@ static int scatter_shared(struct node *node, const struct loops *loops, struct r
     return end_call(node);
 }
 
-/* Reduce the vectors at `x`; what this rank wants of the result comes to `y`. Which design runs follows
- * from the size, and from what the headers say of all ranks. */
+/* Reduce the vectors at `x`; what this rank wants of the result comes to `y`. Which design runs
+ * follows from the size, and from what the headers say of all ranks. */
 static int node_reduce(struct node *node, const struct loops *loops,
                        const struct collective *collective, uint32_t kind, const char *x, char *y)
 {
@@ -150,7 +150,7 @@ static int node_reduce(struct node *node, const struct loops *loops,
         const int outcome = begin_call(node, mine);
         return outcome ? outcome : reduce_in_line(node, loops, want, y);
     }
-    struct place place = {(uintptr_t)x, (uintptr_t)y, NOWHERE, NOWHERE};
+    struct place place = {(uintptr_t)x, (uintptr_t)y, NOWHERE, NOWHERE, NOWHERE};
     if (nbytes >= node->shared_bytes) {
         place.shared_input = offset_in_arena(node, x, nbytes);
         /* Where no other rank stores anything, no matter. */
