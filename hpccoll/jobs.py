@@ -120,7 +120,8 @@ class Job:
                 in_place=self.x is None,
             )
             if target is not self.out:
-                assert target is not None and self.out is not None
+                assert target is not None
+                assert self.out is not None
                 self.out[...] = target.reshape(self.out.shape)
         return plan
 

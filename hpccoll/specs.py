@@ -31,7 +31,8 @@ def allreduce(
     x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     _same_count(x, out)
     job = Job(call, comm.settings, Pattern(), operation, x, out, NAMES, out.size)
     return job.check(comm.rank, comm.size)
@@ -54,7 +55,8 @@ def reduce(
         x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
         if not _reducible(op, operation, x, out):
             return None
-        assert x is not None and out is not None
+        assert x is not None
+        assert out is not None
         _same_count(x, out)
     else:
         if _is_in_place(sendbuf):
@@ -87,7 +89,8 @@ def reduce_scatter_block(
     x = buffers.of_spec(_for_blocks(sendbuf, size), "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if x.size != size * out.size:
         message = (
             f"sendbuf has {x.size} elements, recvbuf {out.size}; "
@@ -116,7 +119,8 @@ def reduce_scatter(
     x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if recvcounts is None and _is_in_place(sendbuf):
         message = "recvcounts is None and sendbuf is in place; wanted a count for each rank"
         raise ValueError(message)
@@ -170,7 +174,8 @@ def allgather(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
     x = out if in_place else buffers.of_spec(sendbuf, "sendbuf")
     if not _movable(x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if in_place:
         x = None
         if out.size % size:
@@ -211,9 +216,7 @@ def allgatherv(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
         return job.check(comm.rank, comm.size)
     flat = whole.reshape(-1)
     if packed:
-        job = Job(
-            call, comm.settings, pattern, None, x, flat[: sum(counts)], NAMES, sum(counts)
-        )
+        job = Job(call, comm.settings, pattern, None, x, flat[: sum(counts)], NAMES, sum(counts))
         return job.check(comm.rank, comm.size)
     # Chunks lie in any order and with gaps: they are gathered elsewhere first.
     result = np.empty(sum(counts), whole.dtype)
@@ -290,7 +293,8 @@ def of_vector_spec(spec: Any, argument: str, size: int) -> ChunkedArray | None:
         if len(rest) == 1 and isinstance(rest[0], tuple):
             rest = list(rest[0])
             # A tuple alone may be counts; with two sequences in it, counts and displacements.
-            if not any(isinstance(part, (Sequence, np.ndarray)) for part in rest) and len(rest) != 2:
+            plain = not any(isinstance(part, (Sequence, np.ndarray)) for part in rest)
+            if plain and len(rest) != 2:
                 rest = [tuple(rest)]
         if len(rest) > 2:
             return None
