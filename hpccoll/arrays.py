@@ -25,6 +25,15 @@ Names = tuple[str, str]
 
 NAMES = ("x", "out")
 
+IN_PLACE = {
+    "allreduce": "allreduce(x, out=x)",
+    "reduce": "reduce(x, out=x)",
+    "reduce_scatter": "reduce_scatter(x, out=x)",
+    "allgather": "allgather(x, out=out) of an x that is a part of out",
+    "broadcast": "broadcast(x)",
+}
+"""By function: what is called in place instead of with ``MPI.IN_PLACE``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Door:
@@ -91,7 +100,7 @@ class Door:
 def allreduce(door: Door, x: Any, op: "str | MPI.Op", out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.allreduce`."""
     operation = operation_of(op)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     target, result = target_of(operand, out, operand.array.shape)
     return door.job(Pattern(), operation, operand.array, target, target.size), result
 
@@ -100,7 +109,7 @@ def reduce(door: Door, x: Any, op: "str | MPI.Op", root: int, out: Any) -> tuple
     """Return the job of `hpccoll.reduce`."""
     operation = operation_of(op)
     check_root(root, door.comm.size)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, pattern = operand.array, Pattern("reduce", int(root))
     if door.comm.rank != root:
         return door.job(pattern, operation, source, None, source.size), lambda: None
@@ -113,7 +122,7 @@ def reduce_scatter(
 ) -> tuple[Job, Result]:
     """Return the job of `hpccoll.reduce_scatter`."""
     operation = operation_of(op)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, size, rank = operand.array, door.comm.size, door.comm.rank
     if source.ndim == 0:
         message = "x has no dimensions; wanted an array to be split along its first"
@@ -134,7 +143,7 @@ def allgather(
     door: Door, x: Any, out: Any, counts: Sequence[int] | None
 ) -> tuple[Job | Deferred, Result]:
     """Return the job of `hpccoll.allgather`."""
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source = operand.array.reshape(1) if operand.array.ndim == 0 else operand.array
     length, *rest = source.shape
     size, rank = door.comm.size, door.comm.rank
@@ -178,7 +187,7 @@ def allgather(
 def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.broadcast`."""
     check_root(root, door.comm.size)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, pattern = operand.array, Pattern("broadcast", int(root))
     sending = door.comm.rank == root
     if out is not None:
@@ -188,9 +197,8 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     else:
         target, result = source, lambda: x
     if not sending:
-        return door.job(
-            pattern, None, None, target, target.size, ("x", "x" if out is None else "out")
-        ), result
+        names = ("x", "x" if out is None else "out")
+        return door.job(pattern, None, None, target, target.size, names), result
     after = None
     if target is not source:
         after = lambda: np.copyto(target, source)  # noqa: E731
@@ -216,10 +224,10 @@ def operation_of(op: "str | MPI.Op") -> Operation:
     return operation
 
 
-def operand_of(x: Any) -> Operand:
+def operand_of(door: Door, x: Any) -> Operand:
     """Take what a rank brings."""
     if x is MPI.IN_PLACE:
-        message = "x is MPI.IN_PLACE; in place is out=x"
+        message = f"x is MPI.IN_PLACE; in place is {IN_PLACE[door.call]}"
         raise TypeError(message)
     operand = buffers.of_array("x", x)
     if not buffers.is_number(operand.array.dtype):

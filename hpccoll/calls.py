@@ -113,8 +113,9 @@ def native_call(name: str, arguments: tuple[Any, ...], size: int) -> Call:
     collective = NATIVE_NAMES[name]
     op = next((part for part in arguments if isinstance(part, MPI.Op)), None)
     predefined = [known for object_, known in OPERATION_OBJECTS if object_ is op]
-    arrays = map(_array_of, arguments[:2])
-    array = next((found for found in arrays if found is not None), None)
+    # The whole vector is in the larger one, where the other one is for a chunk.
+    arrays = [array for part in arguments[:2] if (array := _understood(part)) is not None]
+    array = max(arrays, key=lambda array: array.size, default=None)
     return Call(
         collective=collective,
         path="native",
@@ -127,9 +128,9 @@ def native_call(name: str, arguments: tuple[Any, ...], size: int) -> Call:
     )
 
 
-def _array_of(spec: object) -> buffers.Array | None:
+def _understood(part: object) -> buffers.Array | None:
     try:
-        return buffers.of_spec(spec)
+        return buffers.of_spec(part)
     except (TypeError, ValueError, BufferError):
         return None
 
