@@ -43,6 +43,8 @@ class Door:
     ----------
     call : str
         For messages: the call that the user made.
+    collective : str
+        Which one it is.
     comm : mpi4py.MPI.Intracomm
         The ranks that take part.
     settings : Settings
@@ -50,6 +52,7 @@ class Door:
     """
 
     call: str
+    collective: str
     comm: MPI.Intracomm
     settings: Settings
 
@@ -80,7 +83,7 @@ class Door:
         if isinstance(algorithm, str) and algorithm != AUTO:
             find(algorithm, collective)
         settings.check()
-        return cls(call, comm, settings)
+        return cls(call, collective, comm, settings)
 
     def job(
         self,
@@ -227,7 +230,7 @@ def operation_of(op: "str | MPI.Op") -> Operation:
 def operand_of(door: Door, x: Any) -> Operand:
     """Take what a rank brings."""
     if x is MPI.IN_PLACE:
-        message = f"x is MPI.IN_PLACE; in place is {IN_PLACE[door.call]}"
+        message = f"x is MPI.IN_PLACE; in place is {IN_PLACE.get(door.collective, 'out=x')}"
         raise TypeError(message)
     operand = buffers.of_array("x", x)
     if not buffers.is_number(operand.array.dtype):

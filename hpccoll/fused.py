@@ -216,7 +216,7 @@ def allreduce_many(
         sources, targets, results = [], [], []
         for number, array in enumerate(arrays):
             with _Naming(number):
-                operand = operand_of(array)
+                operand = operand_of(door, array)
                 given = None if out is None else out[number]
                 target, result = target_of(operand, given, operand.array.shape)
                 door.job(Pattern(), operation, operand.array, target, target.size)
@@ -311,7 +311,7 @@ class Bucketer:
             The array cannot be reduced in place.
         """
         with Caller("Bucketer.ready", self._comm):
-            x = operand_of(array).array
+            x = operand_of(self._door, array).array
             check_type(self._operation, x.dtype.newbyteorder("="))
             if not x.flags.writeable:
                 message = f"{name!r} is read-only; wanted a writable array"
