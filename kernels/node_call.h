@@ -194,6 +194,23 @@ static int read_peer(const struct node *node, int peer, char *to, uint64_t from,
     return DONE;
 }
 
+static int write_peer(const struct node *node, int peer, const char *from, uint64_t to, size_t nbytes)
+{
+    while (nbytes) {
+        const struct iovec local = {(void *)from, nbytes}, remote = {(void *)(uintptr_t)to, nbytes};
+        const ssize_t got = process_vm_writev(node->processes[peer], &local, 1, &remote, 1, 0);
+        if (got <= 0) {
+            if (got < 0 && errno == EINTR)
+                continue;
+            return UNREADABLE;
+        }
+        from += got;
+        to += (uint64_t)got;
+        nbytes -= (size_t)got;
+    }
+    return DONE;
+}
+
 /* Whether another process' memory can be read, and is what is expected. */
 static int reads_like(int process, const void *there, const void *here, size_t nbytes)
 {

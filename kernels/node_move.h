@@ -3,7 +3,7 @@
  *
  *     in_line          what is given lies in the header
  *     slotted          segment by segment: givers copy in, takers copy out
- *     read_from_peers  takers read the givers' private memory
+ *     read_from_peers  ranks read and write each other's private memory
  *     shared           what is given lies in arenas, and takers copy it from there
  *
  * Ranges are in bytes here, so that no size of an element is too large for a segment. */
@@ -39,7 +39,72 @@ static void take(const struct move *move, struct range part, const char *from)
         memcpy(to, from, length(part));
 }
 
-/* All designs but one: everything is where takers can have it when the call has begun. */
+/* Nothing is reduced in a slot's buffers here: they only cost a second copy. From bench/family.py. */
+#define MOST_IN_SLOTS ((size_t)1 << 20)
+
+/* How much is pushed at once: what is read once and goes to several ranks stays in cache. */
+#define PUSH_BYTES ((size_t)512 << 10)
+
+/* The first bytes of what `giver` has for `taker`, which it writes to the taker's memory; the taker
+ * reads the others. Where all give, or the root takes all, every rank is as busy as the others if
+ * givers write; the root of a broadcast takes its share of the work that way. */
+static struct range pushed(const struct node *node, const struct move *move, int giver, int taker)
+{
+    const int which = move->collective->which;
+    struct range part = common(given_bytes(move, giver),
+                               in_bytes(wanted(move->collective, taker), move->itemsize));
+    if (length(part) && which != COLLECTIVE_allgather && which != COLLECTIVE_gather)
+        part.stop = part.start + length(part) / (size_t)node->size / LINE * LINE;
+    return part;
+}
+
+static int push(struct node *node, const struct move *move)
+{
+    const struct range give = given_bytes(move, node->rank);
+    for (size_t start = give.start; start < give.stop; start += PUSH_BYTES) {
+        const struct range piece = {start, smaller(start + PUSH_BYTES, give.stop)};
+        const struct range own = common(piece, move->want);
+        /* The owner of the memory may take it back when it has left. */
+        const int outcome = somebody_left(node);
+        if (outcome)
+            return outcome;
+        if (length(own))
+            take(move, own, move->x + (own.start - give.start));
+        for (int k = 1; k < node->size; k++) {
+            const int peer = (node->rank + k) % node->size;
+            const struct range part = common(piece, pushed(node, move, node->rank, peer));
+            const struct range theirs = in_bytes(wanted(move->collective, peer), move->itemsize);
+            if (length(part) && write_peer(node, peer, move->x + (part.start - give.start),
+                                           header_of(node, peer)->place.output
+                                               + (part.start - theirs.start),
+                                           length(part)))
+                return UNREADABLE;
+        }
+    }
+    return DONE;
+}
+
+static int move_private(struct node *node, const struct move *move)
+{
+    const int outcome = push(node, move);
+    if (outcome)
+        return outcome;
+    for (int k = 1; k < node->size; k++) {
+        const int peer = (node->rank + k) % node->size;
+        const struct range give = given_bytes(move, peer);
+        struct range part = common(give, move->want);
+        if (length(part))
+            part.start = pushed(node, move, peer, node->rank).stop;
+        if (length(part) && read_peer(node, peer, move->y + (part.start - move->want.start),
+                                      header_of(node, peer)->place.input
+                                          + (part.start - give.start),
+                                      length(part)))
+            return UNREADABLE;
+    }
+    return end_call(node);
+}
+
+/* Everything is where takers can have it when the call has begun. */
 static int move_at_once(struct node *node, const struct move *move)
 {
     for (int k = 1; k <= node->size; k++) {
@@ -54,11 +119,8 @@ static int move_at_once(struct node *node, const struct move *move)
             take(move, part, move->x + offset);
         else if (node->design == DESIGN_in_line)
             take(move, part, theirs->vector + offset);
-        else if (node->design == DESIGN_shared)
+        else
             take(move, part, node->arenas[peer] + theirs->place.shared_input + offset);
-        else if (read_peer(node, peer, move->y + (part.start - move->want.start),
-                           theirs->place.input + offset, length(part)))
-            return UNREADABLE;
     }
     return node->design == DESIGN_in_line ? DONE : end_call(node);
 }
@@ -153,13 +215,14 @@ static int node_move(struct node *node, const struct collective *collective, siz
             longest = length(given_bytes(&move, k));
     struct header *mine = describe_call(node, collective->which, collective->root, nbytes, kind);
     const int in_line = longest <= INLINE_BYTES;
-    const int through_slots = nbytes <= node->slot_bytes || !node->processes;
+    const int through_slots = nbytes <= smaller(node->slot_bytes, MOST_IN_SLOTS)
+                              || !node->processes;
     if (in_line) {
         if (move.gives)
             memcpy(mine->vector, x, mine_bytes);
     } else {
         /* What gives nothing is no reason against any design. */
-        mine->place = (struct place){.input = (uintptr_t)x};
+        mine->place = (struct place){.input = (uintptr_t)x, .output = (uintptr_t)y};
         if (move.gives)
             mine->place.shared_input = nbytes < node->shared_bytes
                                            ? NOWHERE : offset_in_arena(node, x, mine_bytes);
@@ -175,6 +238,8 @@ static int node_move(struct node *node, const struct collective *collective, siz
                    : through_slots ? DESIGN_slotted : DESIGN_read_from_peers;
     if (node->design == DESIGN_slotted)
         return move_slotted(node, &move, longest, all_copied(node));
+    if (node->design == DESIGN_read_from_peers)
+        return move_private(node, &move);
     return move_at_once(node, &move);
 }
 

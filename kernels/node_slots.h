@@ -209,7 +209,7 @@ static int somebody_left(struct node *node)
 static void linger(struct node *node)
 {
     const int64_t until = nanoseconds() + 1000000000;
-    if (node->design != DESIGN_shared || node->beginning)
+    if ((node->design != DESIGN_shared && node->design != DESIGN_read_from_peers) || node->beginning)
         return;
     for (int k = 0; k < node->size; k++)
         while (k != node->rank && current(&node->slots[k]->finished) < node->calls
