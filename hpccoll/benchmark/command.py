@@ -1,23 +1,27 @@
 """The command line of the benchmark."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.algorithms import AUTO
+from hpccoll.algorithms import AUTO, COLLECTIVES
 from hpccoll.benchmark.options import (
-    CANDIDATES,
-    FRESH_BYTES,
+    METHODS,
     NATIVE,
+    PLACES,
     SECONDS,
     Options,
+    candidates,
+    has_elements,
     parse_size,
     size_range,
 )
+from hpccoll.benchmark.texts import IN_PLACE, help_text
 from hpccoll.ops import OPERATIONS
 
 if TYPE_CHECKING:
@@ -96,156 +100,176 @@ def bench() -> None:
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@bench.command(context_settings={"max_content_width": 100, "show_default": True})
-@click.option("-b", "--begin", type=size, metavar="SIZE", default="8", help="Smallest vector.")
-@click.option("-e", "--end", type=size, metavar="SIZE", default="64M", help="Largest vector.")
-@click.option("-f", "--factor", type=click.IntRange(2), default=2, help="From size to size.")
-@click.option(
-    "-d",
-    "--type",
-    "types",
-    type=names("type", _kernel_types),
-    metavar="NAMES",
-    multiple=True,
-    default=("float32",),
-    help=f"Element types: {TYPES}.",
-)
-@click.option(
-    "-o",
-    "--op",
-    "ops",
-    type=names("op", lambda: tuple(OPERATIONS)),
-    metavar="NAMES",
-    multiple=True,
-    default=("sum",),
-    help=f"Operations: {', '.join(OPERATIONS)}.",
-)
-@click.option(
-    "-a",
-    "--algorithm",
-    "algorithms",
-    type=names("algorithm", lambda: CANDIDATES),
-    metavar="NAMES",
-    multiple=True,
-    default=("all",),
-    help=f"Algorithms: {', '.join(CANDIDATES)}. {NATIVE!r}, the MPI library's own, always runs; "
-    f"{AUTO!r} is hpccoll's choice.",
-)
-@click.option(
-    "-n",
-    "--iterations",
-    type=click.IntRange(1),
-    help="Samples per row; a sample is a call or, see above, a batch of calls.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, min_open=True),
-    help=f"Time per row, unless -n is given; at least 5 samples.  [default: {SECONDS}]",
-)
-@click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed rounds before.")
-@click.option("--check/--no-check", default=True, help="Compare results with the exact ones.")
-@click.option(
-    "--segment-bytes", type=size, metavar="SIZE", help="Upper limit of hpccoll's messages."
-)
-@click.option(
-    "--in-place",
-    "place",
-    flag_value="in",
-    show_default=False,
-    help="Input and output are one array.",
-)
-@click.option(
-    "--out-of-place",
-    "place",
-    flag_value="out",
-    default="out",
-    show_default=False,
-    help="They are two.  [default]",
-)
-@click.option("--both", "place", flag_value="both", show_default=False, help="Measure both.")
-@click.option("--warm", is_flag=True, help="Never rewrite the input between timed calls.")
-@click.option("--json", type=FILE, help="Write everything, with all samples, to this file.")
-@click.option("--csv", type=FILE, help="Write the rows to this file.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
-@click.pass_context
-def allreduce(
-    context: click.Context,
-    begin: int,
-    end: int,
-    factor: int,
-    types: tuple[tuple[str, ...], ...],
-    ops: tuple[tuple[str, ...], ...],
-    algorithms: tuple[tuple[str, ...], ...],
-    iterations: int | None,
-    seconds: float | None,
-    warmup: int,
-    check: bool,
-    segment_bytes: int | None,
-    place: str,
-    warm: bool,
-    json: Path | None,
-    csv: Path | None,
-    quiet: bool,
-) -> None:
-    """Measure all-reduce: a row per size and algorithm.
+def _parameters(collective: str) -> list[click.Parameter]:
+    """Return the options of a collective's command: those that make sense for it."""
+    one, elements = COLLECTIVES[collective], has_elements(collective)
+    known = candidates(collective)
+    option = click.Option
+    found: list[click.Parameter] = []
+    if elements:
+        found += [
+            option(
+                ["-b", "--begin"], type=size, metavar="SIZE", default="8", help="Smallest vector."
+            ),
+            option(
+                ["-e", "--end"], type=size, metavar="SIZE", default="64M", help="Largest vector."
+            ),
+            option(
+                ["-f", "--factor"], type=click.IntRange(2), default=2, help="From size to size."
+            ),
+            option(
+                ["-d", "--type", "types"],
+                type=names("type", _kernel_types),
+                metavar="NAMES",
+                multiple=True,
+                default=("float32",),
+                help=f"Element types: {TYPES}.",
+            ),
+        ]
+    if one.reduces:
+        found.append(
+            option(
+                ["-o", "--op", "ops"],
+                type=names("op", lambda: tuple(OPERATIONS)),
+                metavar="NAMES",
+                multiple=True,
+                default=("sum",),
+                help=f"Operations: {', '.join(OPERATIONS)}.",
+            )
+        )
+    if one.rooted:
+        found.append(option(["--root"], type=click.IntRange(0), default=0, help="The root."))
+    found += [
+        option(
+            ["-a", "--algorithm", "algorithms"],
+            type=names("algorithm", lambda: known),
+            metavar="NAMES",
+            multiple=True,
+            default=("all",),
+            help=f"Algorithms: {', '.join(known)}. {NATIVE!r}, the MPI library's own "
+            f"{METHODS[collective]}, always runs; {AUTO!r} is hpccoll's choice.",
+        ),
+        option(
+            ["-n", "--iterations"],
+            type=click.IntRange(1),
+            help="Samples per row; a sample is a call or, see above, a batch of calls.",
+        ),
+        option(
+            ["--seconds"],
+            type=click.FloatRange(0, min_open=True),
+            help=f"Time per row, unless -n is given; at least 5 samples.  [default: {SECONDS}]",
+        ),
+        option(
+            ["-w", "--warmup"], type=click.IntRange(0), default=3, help="Untimed rounds before."
+        ),
+    ]
+    if elements:
+        found += [
+            option(
+                ["--check/--no-check"], default=True, help="Compare results with the exact ones."
+            ),
+            option(
+                ["--segment-bytes"],
+                type=size,
+                metavar="SIZE",
+                help="Upper limit of hpccoll's messages.",
+            ),
+        ]
+    if collective not in PLACES:
+        place = functools.partial(option, show_default=False)
+        found += [
+            place(["--in-place", "place"], flag_value="in", help=IN_PLACE[collective]),
+            place(
+                ["--out-of-place", "place"],
+                flag_value="out",
+                default="out",
+                help="They are two arrays.  [default]",
+            ),
+            place(["--both", "place"], flag_value="both", help="Measure both."),
+        ]
+    if elements:
+        found.append(
+            option(["--warm"], is_flag=True, help="Never rewrite the input between timed calls.")
+        )
+    return [
+        *found,
+        option(["--json"], type=FILE, help="Write everything, with all samples, to this file."),
+        option(["--csv"], type=FILE, help="Write the rows to this file."),
+        option(["-q", "--quiet"], is_flag=True, help="No progress bar."),
+    ]
 
-    Names are separated by commas, or "all"; options that take them may be repeated. Sizes may end
-    in K, M or G, powers of 1024.
 
-    A row gives the time of the slowest rank, call by call: median, smallest and 99th percentile
-    of the samples; algbw = size / time and busbw = algbw * 2(p-1)/p, with 1 GB = 10^9 B; #wrong,
-    elements that differ from the exact result, over all ranks; and vs MPI, the MPI library's
-    median divided by this one. Algorithms are called in turns, so that noise hits all alike.
-
-    From 16 KiB up each rank rewrites its input before every call, as a program would. Below, and
-    with --warm, a sample is a batch of calls back to back.
-
-    Exits with 1 if an element is wrong, with 2 if an option is.
-    """
+def _options(collective: str, given: dict[str, Any]) -> Options:
+    """Return what a command line asks for."""
+    if given["iterations"] is not None and given["seconds"] is not None:
+        message = "--iterations and --seconds exclude each other"
+        raise click.UsageError(message)
+    begin, end = given.get("begin", 1), given.get("end", 1)
     if begin > end:
         message = f"--begin is {begin} and --end is {end}; there is no size between them"
         raise click.UsageError(message)
-    if iterations is not None and seconds is not None:
-        message = "--iterations and --seconds exclude each other"
-        raise click.UsageError(message)
+    place = given.get("place", "out")
     options = Options(
-        sizes=size_range(begin, end, factor),
-        types=_joined(types),
-        ops=_joined(ops),
-        algorithms=_joined(algorithms),
+        sizes=size_range(begin, end, given.get("factor", 2)),
+        types=_joined(given.get("types", ())),
+        ops=_joined(given.get("ops", ())),
+        algorithms=_joined(given["algorithms"]),
         places=("out", "in") if place == "both" else (place,),
-        iterations=iterations,
-        seconds=SECONDS if seconds is None else seconds,
-        warmup=warmup,
-        check=check,
-        segment_bytes=segment_bytes,
-        warm=warm,
+        iterations=given["iterations"],
+        seconds=SECONDS if given["seconds"] is None else given["seconds"],
+        warmup=given["warmup"],
+        check=given.get("check", True),
+        segment_bytes=given.get("segment_bytes"),
+        warm=given.get("warm", False),
+        collective=collective,
+        root=given.get("root", 0),
     )
     reasons = options.pairs().values()
     if all(reasons):
         raise click.UsageError("; ".join(dict.fromkeys(reasons)))
-    rows = run("allreduce", options, Output(json, csv, quiet))
-    context.exit(1 if any(row.wrong for row in rows) else 0)
+    return options
 
 
-assert f"{FRESH_BYTES >> 10} KiB" in (allreduce.help or ""), "the help text names the threshold"
+def _command(collective: str) -> click.Command:
+    """Return the command that measures a collective."""
+
+    @click.pass_context
+    def callback(context: click.Context, /, **given: Any) -> None:
+        options = _options(collective, given)
+        rows = run(options, Output(given["json"], given["csv"], given["quiet"]))
+        context.exit(1 if any(row.wrong for row in rows) else 0)
+
+    return click.Command(
+        collective,
+        params=_parameters(collective),
+        callback=callback,
+        help=help_text(collective),
+        context_settings={"max_content_width": 100, "show_default": True},
+    )
 
 
-def run(collective: str, options: Options, output: Output) -> "list[Row]":
+for _name in COLLECTIVES:
+    bench.add_command(_command(_name))
+
+
+def run(options: Options, output: Output) -> "list[Row]":
     """Measure, and write what was found. Collective; all ranks get the same rows."""
     comm = start_mpi()
     from hpccoll.benchmark import report
     from hpccoll.benchmark.sweep import sweep
 
+    if options.root >= comm.size:
+        message = f"--root is {options.root}; the ranks are 0 to {comm.size - 1}"
+        raise click.UsageError(message)
     _check_files(comm, output)
     machine = report.Machine(comm.size, len(set(comm.allgather(_host()))))
     rows: list[Row] = []
     table: report.Table | None = None
     with ExitStack() as stack:
         if comm.rank == 0:
-            total = sum(1 for _ in options.cases())
+            total = sum(1 for _ in options.cases(comm.size))
             table = stack.enter_context(report.Table(total, progress=not output.quiet))
-            table.header(machine.header(collective, options))
+            table.header(machine.header(options))
         note = table.comment if table else _nothing
         for case_rows in sweep(options, comm, note):
             rows += case_rows
@@ -256,7 +280,7 @@ def run(collective: str, options: Options, output: Output) -> "list[Row]":
     if comm.rank == 0:
         if output.json:
             with output.json.open("w", encoding="utf-8") as file:
-                report.write_json(file, machine.document(collective, options, rows))
+                report.write_json(file, machine.document(options, rows))
         if output.csv:
             with output.csv.open("w", encoding="utf-8", newline="") as file:
                 report.write_csv(file, rows)

@@ -3,23 +3,25 @@
 What a rank contributes at an index is drawn by a hash of the rank and the index, from a range that
 is narrow enough for no partial result to be rounded or to overflow, whatever the order and
 grouping. So there is one right result, and a contribution that is lost, counted twice, or taken
-from another place changes it.
+from another place changes it. Where elements only move, all are cut from one vector of that kind.
 
 Vectors repeat a block of `PERIOD` elements, so that large ones cost little to make and to compare.
 It is a prime: no other chunk or segment looks the same.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hpccoll.benchmark.options import Case, dtype_of
+from hpccoll.benchmark.options import NONE, Case, dtype_of
 from hpccoll.ops import OPERATIONS, kind_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Words = npt.NDArray[np.uint64]
+Empty = Callable[[int, np.dtype[Any]], Array]
 
 PERIOD = 65521
 
@@ -41,25 +43,65 @@ NARROW = ("float16", "bfloat16")
 
 
 class Vectors:
-    """What one rank holds for one case: its input, its result, and what both must be.
+    """What one rank holds for one case: what it brings, what it receives, and what both must be.
+
+    In place these are parts of one array, as MPI has it: an all-gather takes the rank's own chunk
+    of the result, a reduce-scatter leaves it at the start of the vector, and a reduction to one
+    rank is in place there only. A broadcast is always so.
 
     Parameters
     ----------
     case : Case
-        Type, operation, count and place.
+        Collective, type, operation, count and place.
     rank, size : int
         Of the communicator.
+    empty : callable
+        ``empty(count, dtype)`` makes the arrays.
+
+    Attributes
+    ----------
+    x : numpy.ndarray
+        What this rank brings.
+    result : numpy.ndarray
+        What it ends with.
+    out : numpy.ndarray
+        What a call is given to leave the result in: more than `result` in place, and at ranks that
+        receive nothing an array that must not be touched.
+    in_place : bool
+        Whether `x` is part of `out`, on this rank.
     """
 
-    def __init__(self, case: Case, rank: int, size: int) -> None:
-        dtype = dtype_of(case.type)
+    def __init__(self, case: Case, rank: int, size: int, empty: Empty = np.empty) -> None:
+        dtype, pattern = dtype_of(case.type), case.pattern
+        brings = pattern.brings(rank, size, case.count)
+        ends = pattern.wants(rank, size, case.count)
         self.case = case
-        self.in_place = case.place == "in"
-        self.out: Array = np.empty(case.count, dtype)
-        self.x: Array = self.out if self.in_place else np.empty(case.count, dtype)
+        broadcast = pattern.collective == "broadcast"
+        idle = not broadcast and ends.count == 0 < case.count
+        self.in_place = broadcast or (case.place == "in" and not idle)
+        self.out: Array
+        self.x: Array
+        if self.in_place:
+            self.out = empty(case.count, dtype)
+            self.x = self.out[brings.start : brings.stop]
+            first = 0 if pattern.reduces else ends.start
+            self.result: Array = self.out[first : first + ends.count]
+        else:
+            self.x = empty(brings.count, dtype)
+            self.out = empty(case.count if idle else ends.count, dtype)
+            self.result = self.out[: ends.count]
         # In this order, since `expected` asks for all contributions, and few of them are kept.
-        self._expected = expected(size, case.type, case.op)
-        self._contribution = contribution(rank, size, case.type, case.op)
+        want, give = (
+            (expected(size, case.type, case.op), contribution(rank, size, case.type, case.op))
+            if pattern.reduces
+            else (contribution(0, 1, case.type, NONE),) * 2
+        )
+        self._expected = np.roll(want, -ends.start)
+        self._contribution = np.roll(give, -brings.start)
+        # What must be as it was: a root has what it broadcasts, other ranks what they had.
+        self._kept = self.x if broadcast else self.out if idle else self.out[:0]
+        self._kept_block = give if broadcast else _other(want)
+        fill(self._kept, self._kept_block)
 
     def rewrite(self) -> None:
         """Write the input anew."""
@@ -71,25 +113,32 @@ class Vectors:
         Sums of anything but zeros would grow without bound there, and products of anything but ones
         end in numbers that CPUs are slow with.
         """
-        if self.in_place:
-            self.out[...] = 1 if self.case.op == "prod" else 0
+        if self.case.place == "in" and self.case.pattern.reduces:
+            self.x[...] = 1 if self.case.op == "prod" else 0
         else:
             self.rewrite()
 
     def spoil(self) -> None:
-        """Make every element of the result wrong, so that an old one is not taken for a new one."""
-        if not self.in_place:
-            fill(self.out, _other(self._expected))
+        """Make the result wrong, so that an old one is not taken for a new one.
+
+        Before `rewrite`: in place, the result may lie where the input is to be.
+        """
+        fill(self.result, _other(self._expected))
 
     def spoil_some(self) -> None:
         """Do so with one element in `SPARSE`, which leaves the caches almost as they are."""
-        if not self.in_place:
-            indices = np.arange(0, self.out.size, SPARSE)
-            self.out[indices] = _other(self._expected)[indices % PERIOD]
+        indices = np.arange(0, self.result.size, SPARSE)
+        self.result[indices] = _other(self._expected)[indices % PERIOD]
 
     def count_wrong(self) -> int:
-        """Return how many elements of the result are not exactly what they must be."""
-        return count_wrong(self.out, self._expected)
+        """Return how many elements are not exactly what they must be.
+
+        What should not have been touched is put right, for the next candidate.
+        """
+        touched = count_wrong(self._kept, self._kept_block)
+        if touched:
+            fill(self._kept, self._kept_block)
+        return touched + count_wrong(self.result, self._expected)
 
 
 @functools.lru_cache(maxsize=2)

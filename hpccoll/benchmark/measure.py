@@ -137,8 +137,8 @@ class _Loop:
         """Take one sample of each, and return how many elements are wrong after it."""
         wrong = [0] * len(self.calls)
         for index in self._order(turn):
-            self.vectors.rewrite()
             self.vectors.spoil_some()
+            self.vectors.rewrite()
             self.comm.Barrier()
             seconds[index] = _timed(self.calls[index], 1)
             wrong[index] = self.vectors.count_wrong()

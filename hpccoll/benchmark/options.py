@@ -7,14 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.algorithms import ALGORITHMS, AUTO
+from hpccoll.algorithms import AUTO, COLLECTIVES, REGISTRY, Collective
 from hpccoll.ops import OPERATIONS, check_type
+from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 
 NATIVE = "mpi"
-"""The candidate that is the MPI library's own Allreduce; the others are compared with it."""
+"""The candidate that is the MPI library's own call; the others are compared with it."""
 
-CANDIDATES = (NATIVE, *ALGORITHMS, AUTO)
-"""All candidates, in the order of the table."""
+METHODS = {
+    "allreduce": "Allreduce",
+    "reduce_scatter": "Reduce_scatter_block",
+    "allgather": "Allgather",
+    "reduce": "Reduce",
+    "broadcast": "Bcast",
+    "barrier": "Barrier",
+}
+"""By collective, mpi4py's name of the call that is measured."""
+
+NONE = NO_OPERATION
+"""What stands for an operation, a type or a place where a collective has none."""
+
+PLACES = {"broadcast": ("in",), "barrier": (NONE,)}
+"""Places of the collectives that leave no choice: a broadcast has one array."""
 
 FRESH_BYTES = 16 << 10
 """From this size on each rank rewrites its input before every timed call.
@@ -43,6 +57,8 @@ class Case:
         Elements and bytes of the vector.
     fresh : bool
         Whether the input is rewritten before every timed call.
+    pattern : Pattern
+        The collective and its root.
     """
 
     type: str
@@ -51,18 +67,29 @@ class Case:
     count: int
     nbytes: int
     fresh: bool
+    pattern: Pattern = ALLREDUCE
+
+    def __str__(self) -> str:
+        """Return what is done to what: "sum on float32"."""
+        words = [self.op, "on", self.type] if self.pattern.reduces else [self.type]
+        return " ".join(word for word in words if word != NONE) or self.pattern.collective
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to measure; equal on all ranks.
 
+    What the collective does not have (operations, places, and for a barrier elements) is replaced
+    by what stands for that.
+
     Attributes
     ----------
     sizes : tuple of int
-        Bytes of the vector; rounded down to whole elements, at least one.
+        Bytes of the whole vector, of which ranks may have chunks; rounded down to whole elements,
+        or to equal chunks for all ranks, at least one element each.
     types, ops, algorithms, places : tuple of str
-        Names; every combination is measured. `NATIVE` is among the algorithms always.
+        Names; every combination is measured. No algorithms stand for all of them. `NATIVE` is
+        always among them.
     iterations : int or None
         Timed samples per row; None to go by `seconds`.
     seconds : float
@@ -75,12 +102,16 @@ class Options:
         For hpccoll's algorithms: upper limit of a message.
     warm : bool
         Never rewrite the input between timed calls.
+    collective : str
+        What is measured.
+    root : int
+        The root of a rooted collective.
     """
 
     sizes: tuple[int, ...]
     types: tuple[str, ...] = ("float32",)
     ops: tuple[str, ...] = ("sum",)
-    algorithms: tuple[str, ...] = CANDIDATES
+    algorithms: tuple[str, ...] = ()
     places: tuple[str, ...] = ("out",)
     iterations: int | None = None
     seconds: float = SECONDS
@@ -88,34 +119,67 @@ class Options:
     check: bool = True
     segment_bytes: int | None = None
     warm: bool = False
+    collective: str = "allreduce"
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        """Replace what the collective does not have."""
+        settled: dict[str, Any] = {"places": PLACES.get(self.collective, self.places)}
+        if not self.algorithms:
+            settled["algorithms"] = candidates(self.collective)
+        if not self._of.reduces:
+            settled["ops"] = (NONE,)
+        if not has_elements(self.collective):
+            settled |= {"sizes": (0,), "types": (NONE,), "check": False, "warm": True}
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def _of(self) -> Collective:
+        return COLLECTIVES[self.collective]
 
     @property
     def candidates(self) -> tuple[str, ...]:
         """The algorithms, in the order of the table, the MPI library's first."""
-        return tuple(name for name in CANDIDATES if name == NATIVE or name in self.algorithms)
+        known = candidates(self.collective)
+        return tuple(name for name in known if name == NATIVE or name in self.algorithms)
 
     def pairs(self) -> dict[tuple[str, str], str]:
         """Return, for each type and operation, why they do not go together; empty where they do."""
         return {(name, op): _why_not(name, op) for name in self.types for op in self.ops}
 
-    def cases(self) -> Iterator[Case]:
-        """Yield the cases in the order of the table."""
+    def cases(self, ranks: int) -> Iterator[Case]:
+        """Yield the cases on that many ranks in the order of the table."""
+        pattern = Pattern(self.collective, self.root if self._of.rooted else 0)
+        unit = ranks if self._of.split else 1
         for (type_name, op), reason in self.pairs().items():
             if reason:
                 continue
             itemsize = dtype_of(type_name).itemsize
-            counts = dict.fromkeys(max(1, nbytes // itemsize) for nbytes in self.sizes)
+            counts = [max(1, nbytes // (unit * itemsize)) * unit for nbytes in self.sizes]
             for place in self.places:
-                for count in counts:
+                for count in dict.fromkeys(counts if has_elements(self.collective) else [0]):
                     nbytes = count * itemsize
                     fresh = nbytes >= FRESH_BYTES and not self.warm
-                    yield Case(type_name, op, place, count, nbytes, fresh)
+                    yield Case(type_name, op, place, count, nbytes, fresh, pattern)
+
+
+def candidates(collective: str) -> tuple[str, ...]:
+    """Return all candidates for a collective, in the order of the table."""
+    return (NATIVE, *REGISTRY[collective], AUTO)
+
+
+def has_elements(collective: str) -> bool:
+    """Whether elements are moved; a barrier has none."""
+    return collective != "barrier"
 
 
 def _why_not(type_name: str, op: str) -> str:
     """Return why an operation cannot run on a type, or nothing."""
     try:
-        check_type(OPERATIONS[op], dtype_of(type_name))
+        dtype = dtype_of(type_name)
+        if op != NONE:
+            check_type(OPERATIONS[op], dtype)
     except (TypeError, ImportError) as error:
         return str(error)
     return ""
@@ -129,6 +193,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
     ImportError
         It is bfloat16, and ml_dtypes, which NumPy has it from, is not installed.
     """
+    if name == NONE:
+        return np.dtype(np.uint8)
     if name == "bfloat16":
         try:
             import ml_dtypes

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.text import Text
 
-from hpccoll.algorithms import AUTO
+from hpccoll.algorithms import AUTO, COLLECTIVES
 from hpccoll.benchmark.measure import BATCH_SECONDS, MOST_CALLS
-from hpccoll.benchmark.options import FRESH_BYTES, NATIVE, Options
+from hpccoll.benchmark.options import FRESH_BYTES, NATIVE, NONE, Options, has_elements
 from hpccoll.benchmark.sweep import Row
 from hpccoll.information import environment, info, launcher_rank
 
@@ -29,7 +29,7 @@ COLUMNS = (
     ("type", "", 10),
     ("redop", "", 5),
     ("place", "", 5),
-    ("algorithm", "", 25),
+    ("algorithm", "", 28),
     ("time", "(us)", 10),
     ("min", "(us)", 10),
     ("p99", "(us)", 10),
@@ -60,9 +60,12 @@ class Machine:
         self.environment = environment()
         self.when = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
-    def header(self, collective: str, options: Options) -> list[str]:
+    def header(self, options: Options) -> list[str]:
         """Return the lines above the table."""
         known = self.info
+        collective = options.collective
+        if COLLECTIVES[collective].rooted:
+            collective += f", root {options.root}"
         versions, mpi, cpu = known["versions"], known["mpi"], known["cpu"]
         lines = [
             f"hpccoll {versions['hpccoll']}  {collective}  {_plural(self.ranks, 'rank')} on "
@@ -77,13 +80,13 @@ class Machine:
             lines.append(f"environment: {settings}")
         return lines
 
-    def document(self, collective: str, options: Options, rows: Sequence[Row]) -> dict[str, Any]:
+    def document(self, options: Options, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what the JSON file holds."""
         known = self.info
         return {
             "schema": SCHEMA,
             "when": self.when,
-            "collective": collective,
+            "collective": options.collective,
             "versions": known["versions"],
             "mpi": known["mpi"],
             "kernel": known["kernel"],
@@ -104,7 +107,9 @@ def _method(options: Options) -> list[str]:
         f"up to {MOST_CALLS} calls back to back (about {BATCH_SECONDS * 1e3:g} ms) between two "
         "barriers"
     )
-    if options.warm:
+    if not has_elements(options.collective):
+        fresh = f"a sample is {batches}"
+    elif options.warm:
         fresh = f"warm: input never rewritten; {batches}, at any size"
     else:
         fresh = (
@@ -115,7 +120,7 @@ def _method(options: Options) -> list[str]:
     if options.iterations is not None:
         length = f"{_plural(options.iterations, 'sample')} per row"
     length += f", warm-up {_plural(options.warmup, 'round')}"
-    if not options.check:
+    if not options.check and has_elements(options.collective):
         length += ", results not checked"
     return [
         "time: of the slowest rank, call by call; median, min and p99 over the samples; candidates "
@@ -133,15 +138,13 @@ def column_lines() -> tuple[str, str]:
 
 
 def row_line(row: Row) -> str:
-    """Return a row of the table."""
+    """Return a row of the table; "-" is what could not be had, or what the collective has not."""
     ran = row.algorithm if row.algorithm != AUTO else f"{AUTO} ({row.ran})"
     return _line(
         [
             str(row.nbytes),
             str(row.count),
-            row.type,
-            row.op,
-            row.place,
+            *("-" if name == NONE else name for name in (row.type, row.op, row.place)),
             ran,
             _microseconds(row.time_us),
             _microseconds(row.min_us),
@@ -273,6 +276,8 @@ def write_csv(file: TextIO, rows: Sequence[Row]) -> None:
 
 def closing(rows: Sequence[Row], *, checked: bool) -> tuple[str, str]:
     """Return the last line, and its style."""
+    if rows and not has_elements(rows[0].collective):
+        return f"{_plural(len(rows), 'row')}, which have no elements to check", "dim"
     if not checked:
         return f"{_plural(len(rows), 'row')}, results not checked", "dim"
     wrong = [row for row in rows if row.wrong]

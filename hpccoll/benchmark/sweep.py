@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms import AUTO
-from hpccoll.benchmark.data import Vectors
+from hpccoll.algorithms import AUTO, COLLECTIVES
+from hpccoll.benchmark.data import NARROW, Array, Vectors
 from hpccoll.benchmark.measure import Contestant, measure
-from hpccoll.benchmark.options import NATIVE, Case, Options
+from hpccoll.benchmark.options import METHODS, NATIVE, NONE, Case, Options, has_elements
 from hpccoll.calls import Call
 from hpccoll.comm import Comm
 from hpccoll.ops import OPERATIONS
@@ -25,10 +25,12 @@ class Row:
 
     Attributes
     ----------
+    collective : str
+        What was measured.
     nbytes, count : int
-        Bytes and elements of the vector.
+        Bytes and elements of the whole vector.
     type, op, place : str
-        Element type, operation, "in" (in place) or "out".
+        Element type, operation, "in" (in place) or "out"; "none" where the collective has none.
     algorithm : str
         The candidate.
     ran : str
@@ -36,9 +38,9 @@ class Row:
     time_us, min_us, p99_us : float or None
         Of the slowest rank, per call: median, smallest and 99th percentile of the samples.
     algbw_gbps, busbw_gbps : float or None
-        nbytes / time, and that times 2(p-1)/p; 10^9 bytes per second.
+        nbytes / time, and that times the collective's `busbw_factor`; 10^9 bytes per second.
     wrong : int or None
-        Wrong elements, over all ranks.
+        Wrong elements, and such as should not have been touched, over all ranks.
     vs_mpi : float or None
         Median of the MPI library / median of this.
     fresh : bool
@@ -49,6 +51,7 @@ class Row:
         All samples.
     """
 
+    collective: str
     nbytes: int
     count: int
     type: str
@@ -118,14 +121,15 @@ def sweep(
     for op in options.ops:
         types = ", ".join(name for name, its_op in misfits if its_op == op)
         if types:
-            note(f"left out, since they do not go together: {op} on {types}")
+            reason = f", since they do not go together: {op} on {types}"
+            note(f"left out{reason if op != NONE else f': {types}'}")
     told: set[str] = set()
-    for case in options.cases():
+    for case in options.cases(comm.size):
         vectors = Vectors(case, comm.rank, comm.size)
         candidates = _candidates(case, vectors, options, comm, doors)
         for candidate in candidates:
             _try(candidate, vectors, comm, options)
-            remark = f"{candidate.name} cannot run {case.op} on {case.type}: {candidate.why}"
+            remark = f"{candidate.name} cannot run {case}: {candidate.why}"
             if candidate.why and remark not in told:
                 told.add(remark)
                 note(remark)
@@ -139,28 +143,49 @@ def _candidates(
     comm: MPI.Intracomm,
     doors: dict[str, Comm],
 ) -> list[_Candidate]:
-    operation = OPERATIONS[case.op]
-    op: Any = getattr(MPI, operation.mpi) if operation.mpi else case.op
-    send = MPI.IN_PLACE if vectors.in_place else vectors.x
     found = []
     for name in options.candidates:
         if name != NATIVE:
             door = doors[name]
-            call = partial(door.Allreduce, send, vectors.out, op)
+            call = bound(door, case, vectors)
             found.append(_Candidate(name, call, partial(getattr, door, "last_call")))
-        elif operation.mpi:
-            found.append(_Candidate(name, partial(comm.Allreduce, send, vectors.out, op)))
-        else:
+        elif case.pattern.reduces and not OPERATIONS[case.op].mpi:
             found.append(_Candidate(name, None, why="MPI has no such operation"))
+        else:
+            found.append(_Candidate(name, bound(comm, case, vectors)))
     return found
+
+
+def bound(comm: MPI.Intracomm, case: Case, vectors: Vectors) -> Contestant:
+    """Return the call of a case on a communicator, with all its arguments."""
+    collective = COLLECTIVES[case.pattern.collective]
+    send, out = vectors.x, vectors.out
+    if not collective.reduces and not isinstance(comm, Comm):
+        send, out = _plain(send), _plain(out)
+    arguments: list[Any] = [MPI.IN_PLACE if vectors.in_place else send, out]
+    if not has_elements(collective.name):
+        arguments = []
+    elif collective.name == "broadcast":
+        arguments = [out]
+    if collective.reduces:
+        operation = OPERATIONS[case.op]
+        arguments.append(getattr(MPI, operation.mpi) if operation.mpi else case.op)
+    if collective.rooted:
+        arguments.append(case.pattern.root)
+    return partial(getattr(comm, METHODS[collective.name]), *arguments)
+
+
+def _plain(array: Array) -> Array:
+    """Return an array of a type that MPI knows, for what only moves."""
+    return array.view(np.uint16) if array.dtype.name in NARROW else array
 
 
 def _try(candidate: _Candidate, vectors: Vectors, comm: MPI.Intracomm, options: Options) -> None:
     """Make one untimed call, on all ranks alike, to see whether it can be made and is right."""
     if candidate.call is None:
         return
-    vectors.rewrite()
     vectors.spoil()
+    vectors.rewrite()
     comm.Barrier()
     try:
         candidate.call()
@@ -225,8 +250,10 @@ def _row(
     times = times_us or []
     time = float(np.median(times)) if times else None
     # nbytes / us are 10^6 bytes per second.
-    algbw = case.nbytes / time / 1e3 if time else None
+    algbw = case.nbytes / time / 1e3 if time and case.count else None
+    factor = COLLECTIVES[case.pattern.collective].busbw_factor(size)
     return Row(
+        collective=case.pattern.collective,
         nbytes=case.nbytes,
         count=case.count,
         type=case.type,
@@ -239,7 +266,7 @@ def _row(
         # A sample, not a mean of two: with few samples, the largest.
         p99_us=float(np.quantile(times, 0.99, method="higher")) if times else None,
         algbw_gbps=algbw,
-        busbw_gbps=None if algbw is None else algbw * 2 * (size - 1) / size,
+        busbw_gbps=None if algbw is None else algbw * factor,
         wrong=wrong,
         vs_mpi=vs_mpi,
         fresh=case.fresh,
