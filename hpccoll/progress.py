@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from itertools import count
 
 from mpi4py import MPI
 
@@ -100,7 +100,9 @@ class Progress:
         self._news = threading.Event()
         self._open = threading.Event()
         self._stopping = False
+        self._orphaned = False
         self._longest_sleep: float | None = None
+        self._leases: set[int] = set()
         self._channel: Channel | None = None
         self._refusal: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -144,6 +146,8 @@ class Progress:
                 self._take_over_held()
             self._news.clear()
             self.advance()
+        if self._orphaned:
+            self._channel.close() if self._channel is not None else None
 
     def enqueue(self, ticket: Ticket) -> Ticket:
         """Have a call run behind those that were made before it."""
@@ -202,6 +206,20 @@ class Progress:
 
         return run
 
+    def settle_first_call(self) -> None:
+        """Return when there is a channel, or an error in its place."""
+        self._open.wait()
+
+    def lease(self) -> int:
+        """Return a number that nobody else on the communicator has: memory is named by it."""
+        number = next(number for number in count() if number not in self._leases)
+        self._leases.add(number)
+        return number
+
+    def give_back(self, number: int) -> None:
+        """End a lease."""
+        self._leases.discard(number)
+
     def stop(self, patience: float | None = None) -> None:
         """End the thread when it has run what was begun."""
         self._take_over_held()
@@ -212,6 +230,10 @@ class Progress:
 
     def close(self) -> None:
         """Run what was begun, and free the channel. Collective."""
+        if threading.current_thread() is self._thread:
+            # MPICH frees a communicator that is being duplicated when that is done: in `_serve`.
+            self._orphaned = self._stopping = True
+            return
         self.stop()
         if not self.threaded:
             self.advance()
@@ -259,7 +281,18 @@ def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
     return _attachment.of(comm)
 
 
-def thread_levels() -> dict[str, Any]:
+def settle_first_call(comm: MPI.Intracomm) -> None:
+    """Return when the first non-blocking call on a communicator, if any, has come to all ranks.
+
+    To be called before a communicator is freed: its channel is made of it until then.
+    """
+    if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+        progress = _attachment.find(comm)
+        if progress is not None:
+            progress.settle_first_call()
+
+
+def thread_levels() -> dict[str, str]:
     """Return how non-blocking calls progress, for `hpccoll.info`."""
     threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     note = "" if threaded else "MPI was started below MPI.THREAD_MULTIPLE"
