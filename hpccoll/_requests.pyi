@@ -13,6 +13,8 @@ class Line:
     queued: int
     closed: bool
 
+    def hand_over(self, queue: Any, request: Persistent, ticket: Any) -> bool: ...
+
 class Persistent:
     """A collective call that is prepared once and started many times."""
 
@@ -20,7 +22,11 @@ class Persistent:
     freed: bool
 
     def __init__(
-        self, line: Line, queue: Callable[[Any], Any], complete: Callable[[Any], object]
+        self,
+        line: Line,
+        queue: Callable[[Any], Any],
+        take_over: Callable[[Any], object],
+        complete: Callable[[Any], object],
     ) -> None: ...
     def bind(
         self,
@@ -40,5 +46,4 @@ class Persistent:
     def Free(self) -> None: ...  # noqa: N802
     def wait(self, status: Any = None) -> bool: ...
     def test(self, status: Any = None) -> bool: ...
-    def held_ticket(self, ticket: Any) -> None: ...
     def sentence(self, method: str, state: str) -> str: ...

@@ -8,6 +8,7 @@ the next ones are packed.
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,7 @@ def buckets(kinds: Sequence[tuple[int, np.dtype[Any]]], bucket_bytes: int) -> li
     """
     finished: list[Bucket] = []
     open_ones: dict[np.dtype[Any], list[int]] = {}
+    filled: dict[np.dtype[Any], int] = {}
 
     def close(members: list[int]) -> None:
         starts, count = [], 0
@@ -84,12 +86,13 @@ def buckets(kinds: Sequence[tuple[int, np.dtype[Any]]], bucket_bytes: int) -> li
             close([number])
             continue
         members = open_ones.setdefault(dtype, [])
-        if members and sum(kinds[m][0] for m in members) * dtype.itemsize + nbytes > bucket_bytes:
+        if members and filled[dtype] + nbytes > bucket_bytes:
             close(members)
             members.clear()
+        filled[dtype] = nbytes + (filled[dtype] if members else 0)
         members.append(number)
     for members in open_ones.values():
-        close(members) if members else None
+        close(members)
     return sorted(finished, key=lambda bucket: bucket.members[-1])
 
 
@@ -113,6 +116,7 @@ class Exchange:
         self._operation = operation
         self._progress = progress
         self._packed = 0
+        self._leased: list[int] = []
         self._started: deque[tuple[Ticket, Bucket | None, Array | None, list[Array]]] = deque()
         self._rooms: list[Array] = [np.empty(0, np.uint8)] * self.UNDER_WAY
 
@@ -130,9 +134,22 @@ class Exchange:
         self._started.append((self._enqueue(self._job(room, room)), bucket, room, targets))
 
     def finish(self) -> None:
-        """Return when all that was started is where it belongs."""
+        """Return when all that was started is where it belongs; raise the first error."""
+        try:
+            while self._started:
+                self._finish_first()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Return when nothing that was started is under way, and give the memory back."""
         while self._started:
-            self._finish_first()
+            with suppress(Exception):
+                self._progress.complete(self._started.popleft()[0])
+        while self._leased:
+            self._progress.give_back(self._leased.pop())
+        self._rooms = [np.empty(0, np.uint8)] * self.UNDER_WAY
+        self._packed = 0
 
     def _job(self, x: Array, out: Array) -> Job:
         return self._door.job(Pattern(), self._operation, x, out, out.size)
@@ -146,9 +163,11 @@ class Exchange:
         nbytes = bucket.count * bucket.dtype.itemsize
         slot = self._packed % self.UNDER_WAY
         self._packed += 1
+        if slot == len(self._leased):
+            self._leased.append(self._progress.lease())
         if self._rooms[slot].nbytes < nbytes:
             channel = channel_of(self._door.comm, self._door.call)
-            self._rooms[slot] = channel.scratch(f"bucket {slot}", nbytes)
+            self._rooms[slot] = channel.scratch(f"bucket {self._leased[slot]}", nbytes)
         return self._rooms[slot][:nbytes].view(bucket.dtype)
 
     def _finish_first(self) -> None:
@@ -225,13 +244,16 @@ def allreduce_many(
             results.append(result)
         exchange = Exchange(door, operation, progress_of(comm, door.call))
         kinds = [(source.size, source.dtype.newbyteorder("=")) for source in sources]
-        for bucket in buckets(kinds, bucket_bytes):
-            exchange.start(
-                bucket,
-                [sources[member] for member in bucket.members],
-                [targets[member] for member in bucket.members],
-            )
-        exchange.finish()
+        try:
+            for bucket in buckets(kinds, bucket_bytes):
+                exchange.start(
+                    bucket,
+                    [sources[member] for member in bucket.members],
+                    [targets[member] for member in bucket.members],
+                )
+            exchange.finish()
+        finally:
+            exchange.abandon()
     return [result() for result in results]
 
 
@@ -352,11 +374,13 @@ class Bucketer:
             if missing:
                 message = f"not ready in this step: {', '.join(map(repr, missing))}"
                 raise ValueError(message)
-            self._start_complete()
-            if self._exchange is not None:
-                self._exchange.finish()
-            self._ready.clear()
-            self._next = 0
+            try:
+                self._start_complete()
+                if self._exchange is not None:
+                    self._exchange.finish()
+            finally:
+                self._ready.clear()
+                self._next = 0
 
     def _agree(self) -> None:
         """Take the order of rank 0. Collective."""

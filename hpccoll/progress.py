@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from itertools import count
 
 from mpi4py import MPI
 
@@ -25,6 +25,12 @@ from hpccoll.jobs import Deferred, Job
 
 LONGEST_NAP = 1e-3
 """Seconds between two looks whether all ranks have duplicated the communicator."""
+
+LONGEST_HOLD = 0.01
+"""Seconds between two looks whether a small persistent call was started, and nobody waits for it.
+
+Other ranks may wait for it, and this one for them: in a call that is none of ours.
+"""
 
 EXIT_PATIENCE = 5.0
 """Seconds that a process waits at its end for calls that are still under way."""
@@ -48,11 +54,11 @@ class Ticket:
     def __init__(
         self,
         caller: Caller,
-        run: Callable[[Channel], Plan],
+        run: Callable[[Channel], Plan | None],
         on_done: Callable[[], object] | None = None,
     ) -> None:
         self._caller = caller
-        self._run: Callable[[Channel], Plan] | None = run
+        self._run: Callable[[Channel], Plan | None] | None = run
         self._on_done = on_done
         self.done = False
         self.error: BaseException | None = None
@@ -94,6 +100,9 @@ class Progress:
         self._news = threading.Event()
         self._open = threading.Event()
         self._stopping = False
+        self._orphaned = False
+        self._longest_sleep: float | None = None
+        self._leases: set[int] = set()
         self._channel: Channel | None = None
         self._refusal: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -133,28 +142,37 @@ class Progress:
         if not self._open.is_set():
             self._make_channel()
         while not (self._stopping and not self._queue):
-            self._news.wait()
+            if not self._news.wait(self._longest_sleep):
+                self._take_over_held()
             self._news.clear()
             self.advance()
+        if self._orphaned:
+            self._channel.close() if self._channel is not None else None
 
     def enqueue(self, ticket: Ticket) -> Ticket:
         """Have a call run behind those that were made before it."""
-        held = self.line.held
-        if held is not None:
-            self.line.held = None
-            held.held_ticket(self._append(self.ticket_of(held)))
-        self._append(ticket)
+        self._take_over_held()
+        self.line.queued += 1
+        self._queue.append(ticket)
         self._news.set()
         return ticket
 
-    def _append(self, ticket: Ticket) -> Ticket:
-        self.line.queued += 1
-        self._queue.append(ticket)
-        return ticket
+    def take_over(self, request: Persistent) -> None:
+        """Have a call run that is held, unless somebody runs it already."""
+        ticket = request.new_ticket()  # type: ignore[attr-defined]
+        if self.line.hand_over(self._queue, request, ticket):
+            self._news.set()
 
-    def ticket_of(self, request: Persistent) -> Ticket:
-        """Return a ticket for one run of a persistent request."""
-        return request.new_ticket()  # type: ignore[attr-defined,no-any-return]
+    def _take_over_held(self) -> None:
+        held = self.line.held
+        if held is not None:
+            self.take_over(held)
+
+    def watch(self) -> None:
+        """Look from now on whether calls are held that nobody waits for."""
+        if self.threaded and self._longest_sleep is None:
+            self._longest_sleep = LONGEST_HOLD
+            self._news.set()
 
     def advance(self, until: Ticket | None = None) -> None:
         """Run what is queued, in order: all of it, or until a call is done."""
@@ -163,7 +181,8 @@ class Progress:
                 if not self._queue or (until is not None and until.done):
                     return
                 ticket = self._queue[0]
-                ticket.run(self)
+                if not ticket.done:  # an interrupt may have come behind it
+                    ticket.run(self)
                 self._queue.popleft()
                 self.line.queued -= 1
             ticket.tell()
@@ -187,15 +206,34 @@ class Progress:
 
         return run
 
+    def settle_first_call(self) -> None:
+        """Return when there is a channel, or an error in its place."""
+        self._open.wait()
+
+    def lease(self) -> int:
+        """Return a number that nobody else on the communicator has: memory is named by it."""
+        number = next(number for number in count() if number not in self._leases)
+        self._leases.add(number)
+        return number
+
+    def give_back(self, number: int) -> None:
+        """End a lease."""
+        self._leases.discard(number)
+
     def stop(self, patience: float | None = None) -> None:
-        """End the thread when it has run what is queued."""
+        """End the thread when it has run what was begun."""
+        self._take_over_held()
         self._stopping = True
         self._news.set()
         if self._thread is not None:
             self._thread.join(patience)
 
     def close(self) -> None:
-        """Run what is queued, and free the channel. Collective."""
+        """Run what was begun, and free the channel. Collective."""
+        if threading.current_thread() is self._thread:
+            # MPICH frees a communicator that is being duplicated when that is done: in `_serve`.
+            self._orphaned = self._stopping = True
+            return
         self.stop()
         if not self.threaded:
             self.advance()
@@ -243,7 +281,18 @@ def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
     return _attachment.of(comm)
 
 
-def thread_levels() -> dict[str, Any]:
+def settle_first_call(comm: MPI.Intracomm) -> None:
+    """Return when the first non-blocking call on a communicator, if any, has come to all ranks.
+
+    To be called before a communicator is freed: its channel is made of it until then.
+    """
+    if comm != MPI.COMM_NULL and not MPI.Is_finalized():
+        progress = _attachment.find(comm)
+        if progress is not None:
+            progress.settle_first_call()
+
+
+def thread_levels() -> dict[str, str]:
     """Return how non-blocking calls progress, for `hpccoll.info`."""
     threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     note = "" if threaded else "MPI was started below MPI.THREAD_MULTIPLE"

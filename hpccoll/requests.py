@@ -4,7 +4,7 @@
 and the like do. Who runs them, and when: `hpccoll.progress`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +32,7 @@ class Request(MPI.Grequest):
     _ticket: Ticket
     _progress: Progress
     _comm: Any
+    _told = False
 
     @classmethod
     def begin(cls, comm: Any, call: str, job: Job | Deferred) -> "Request":
@@ -62,12 +63,22 @@ class Request(MPI.Grequest):
             What the call raised.
         """
         if self == MPI.REQUEST_NULL:
+            self._tell()
             return True
         try:
             self._progress.complete(self._ticket)
+        except BaseException:
+            self._told = self._ticket.done
+            raise
         finally:
             self._release(status)
         return True
+
+    def _tell(self) -> None:
+        """Raise what the call raised, once: a wait for several requests did not say what."""
+        if self._ticket.error is not None and not self._told:
+            self._told = True
+            raise self._ticket.error
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         """Return whether the call is complete.
@@ -78,7 +89,7 @@ class Request(MPI.Grequest):
             What the call raised.
         """
         if self == MPI.REQUEST_NULL:
-            return True
+            return self.Wait(status) is True
         if not self._progress.threaded:
             self._progress.advance(self._ticket)
         return bool(self._ticket.done and self.Wait(status))
@@ -116,18 +127,28 @@ class PersistentRequest(Persistent):
     def __init__(self, comm: Any, call: str, job: Job | Deferred) -> None:
         self._comm, self._call = comm, call
         progress = progress_of(comm, call)
-        super().__init__(progress.line, self._enqueue, progress.complete)
+        super().__init__(progress.line, self._enqueue, progress.take_over, progress.complete)
         self._progress = progress
-        channel = progress.channel
-        if isinstance(job, Deferred):
-            job = job.make(channel)
-        self._job = job
-        if job.is_plain:
+        # Behind what is queued: ranks may have to tell each other something.
+        progress.complete(progress.enqueue(Ticket(Caller(call, comm), self._prepared(job))))
+        if self.bound is not None:
+            progress.watch()
+
+    def _prepared(self, given: Job | Deferred) -> Callable[[Channel], Plan | None]:
+        """Return what prepares a job."""
+
+        def run(channel: Channel) -> Plan | None:
+            self._job = job = given.make(channel) if isinstance(given, Deferred) else given
+            if not job.is_plain:
+                return None
             plan, source, target = job.prepare(channel)
             self.bind(
                 plan, channel.turn, source, target, channel.after_failure,
-                job.count * job.dtype.itemsize <= SMALL_BYTES or not progress.threaded,
+                job.count * job.dtype.itemsize <= SMALL_BYTES or not self._progress.threaded,
             )  # fmt: skip
+            return plan
+
+        return run
 
     def _enqueue(self, request: "PersistentRequest") -> Ticket:
         return self._progress.enqueue(self.new_ticket())
@@ -145,6 +166,21 @@ class PersistentRequest(Persistent):
             self._progress.line.closed = False
         self.run_bound()
         return self.bound
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        """Return whether the call is complete.
+
+        Without a progress thread (MPI below ``MPI.THREAD_MULTIPLE``) this is where it runs, and it
+        waits for the other ranks.
+
+        Raises
+        ------
+        Exception
+            What the call raised.
+        """
+        return super().Test(status) if self._progress.threaded else self.Wait(status)
+
+    test = Test
 
     @property
     def call(self) -> Call | None:

@@ -29,6 +29,28 @@ cdef class Line:
     cdef public Py_ssize_t queued
     cdef public bint closed
 
+    cpdef bint hand_over(self, queue, Persistent request, ticket):
+        """Move a call from here to the end of the queue, unless somebody runs it already.
+
+        In one go: without the GIL no thread can come between.
+
+        Parameters
+        ----------
+        queue : collections.deque
+            Of tickets.
+        request : Persistent
+            The call.
+        ticket : Ticket
+            For its run.
+        """
+        if self.held is not request:
+            return False
+        self.queued += 1
+        queue.append(ticket)
+        request.ticket = ticket
+        self.held = None
+        return True
+
 
 cdef class Persistent:
     """A collective call that is prepared once and started many times; see `hpccoll.requests`.
@@ -39,12 +61,15 @@ cdef class Persistent:
         Of the communicator.
     queue : callable
         ``queue(request) -> ticket``: has the call run behind those that are queued.
+    take_over : callable
+        ``take_over(request)``: moves the call from the `Line` to the queue.
     complete : callable
         ``complete(ticket)``: returns when it has run, or raises its error.
     """
 
     cdef Line line
     cdef object queue
+    cdef object take_over
     cdef object complete
     cdef object ticket
     cdef Plan plan
@@ -56,9 +81,10 @@ cdef class Persistent:
     cdef readonly bint active
     cdef readonly bint freed
 
-    def __init__(self, Line line, queue, complete):
+    def __init__(self, Line line, queue, take_over, complete):
         self.line = line
         self.queue = queue
+        self.take_over = take_over
         self.complete = complete
 
     cpdef bind(self, Plan plan, Turn turn, uintptr_t source, uintptr_t target, on_failure,
@@ -151,8 +177,7 @@ cdef class Persistent:
         if not self.active:
             return True
         if self.line.held is self:
-            self.line.held = None
-            self.ticket = self.queue(self)
+            self.take_over(self)
         if not self.ticket.done:
             return False
         return self.Wait()
@@ -176,10 +201,6 @@ cdef class Persistent:
     # mpi4py has both spellings.
     wait = Wait
     test = Test
-
-    cpdef held_ticket(self, ticket):
-        """Take the ticket of a call that was held and now is queued."""
-        self.ticket = ticket
 
     def sentence(self, method, state):
         """Return the text of an error; the subclass knows more."""
