@@ -15,7 +15,15 @@ from hpccoll import buffers
 from hpccoll.algorithms import AUTO, find
 from hpccoll.buffers import Array, Operand
 from hpccoll.channel import Channel
-from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_root, gathered
+from hpccoll.jobs import (
+    NOTHING,
+    Deferred,
+    Job,
+    check_counts,
+    check_output,
+    check_root,
+    gathered,
+)
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
 from hpccoll.selection import Settings
@@ -204,9 +212,8 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
         return door.job(pattern, None, None, target, target.size, names), result
     after = None
     if target is not source:
+        check_output(target, "out")
         after = lambda: np.copyto(target, source)  # noqa: E731
-        if out is not None:
-            after()  # what is wrong with `out` shows now
     return door.job(pattern, None, source, None, source.size, after=after), result
 
 

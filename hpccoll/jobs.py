@@ -6,6 +6,7 @@ jobs; blocking calls run them at once, others hand them to `hpccoll.progress`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -246,9 +247,9 @@ def check_root(root: object, size: int) -> None:
 def check_counts(name: str, counts: Any, size: int) -> tuple[int, ...]:
     """Return one count per rank, or raise."""
     try:
-        numbers = tuple(int(count) for count in counts)
+        numbers = tuple(index(count) for count in counts)
     except TypeError:
-        message = f"{name} is of type {type(counts).__name__}; wanted a sequence of {size} ints"
+        message = f"{name} is {counts!r}; wanted a sequence of {size} ints"
         raise TypeError(message) from None
     if len(numbers) != size or any(number < 0 for number in numbers):
         message = f"{name} is {list(numbers)}; wanted {size} numbers, none below 0"
