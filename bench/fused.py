@@ -1,4 +1,4 @@
-"""Many arrays: a loop of the MPI library's calls beside `hpccoll.allreduce_many`, and one flat call.
+"""Many arrays: a loop of the MPI library's calls, `hpccoll.allreduce_many`, and one flat call.
 
     mpiexec -n 2 python bench/fused.py
 

@@ -6,6 +6,9 @@ Calls back to back on float32 arrays, all candidates in turns; microseconds per 
 rank, median of the rounds, and the MPI library's ``Allreduce`` over each.
 """
 
+from collections.abc import Callable
+from contextlib import ExitStack
+
 import click
 import numpy as np
 from mpi4py import MPI
@@ -16,9 +19,12 @@ import hpccoll
 CALLS = 200
 
 
-def candidates(comm: MPI.Intracomm, ours: hpccoll.Comm, nbytes: int) -> dict:
+def candidates(
+    comm: MPI.Intracomm, ours: hpccoll.Comm, nbytes: int, stack: ExitStack
+) -> dict[str, Callable[[], object]]:
     x, out = np.zeros(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
     prepared = ours.Allreduce_init(x, out)
+    stack.callback(prepared.Free)
 
     def persistent() -> None:
         prepared.Start()
@@ -34,6 +40,7 @@ def candidates(comm: MPI.Intracomm, ours: hpccoll.Comm, nbytes: int) -> dict:
         theirs = comm.Allreduce_init(x, out)
     except NotImplementedError:  # MPI before version 4
         return found
+    stack.callback(theirs.Free)
 
     def native() -> None:
         theirs.Start()
@@ -48,7 +55,9 @@ def main(rounds: int) -> None:
     comm = MPI.COMM_WORLD
     ours = hpccoll.Comm(comm)
     for nbytes in (8, 1024, 4096):
-        times = medians(comm, candidates(comm, ours, nbytes), rounds=rounds, calls=CALLS)
+        with ExitStack() as stack:
+            calls = candidates(comm, ours, nbytes, stack)
+            times = medians(comm, calls, rounds=rounds, calls=CALLS)
         if comm.rank:
             continue
         if nbytes == 8:

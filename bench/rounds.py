@@ -49,5 +49,5 @@ def medians(
 
 def print_machine(comm: MPI.Intracomm) -> None:
     """Say what this was measured on."""
-    for line in Machine(comm.size, 1).header(Options(sizes=(8,))):
+    for line in Machine(comm.size, 1).header(Options(sizes=(8,)))[:2]:
         print(f"    {line}")

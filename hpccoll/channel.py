@@ -59,6 +59,8 @@ class Channel:
         What they share there.
     memory, shared_memory : Memory
         Scratch memory of all plans; the second is such that the node shares.
+    spare_cores : bool
+        Whether a thread beside this rank has a core of its own.
     turn : Turn
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
@@ -99,6 +101,7 @@ class Channel:
             self.environment, sharing = private.bcast(mine, root=0)
             self.topology = discover(private)
             waiting = Waiting.agree(private, self.topology)
+            self.spare_cores = waiting.spare
             self.meeting = nodes.meet(
                 private, self.topology, sharing, waiting, self.transport.calls_otherwise
             )

@@ -107,11 +107,16 @@ class Exchange:
         What combines elements.
     progress : Progress
         Runs the calls.
+    overlap : bool
+        Whether the thread runs them beside what this rank does; otherwise they run in `finish`.
     """
 
     UNDER_WAY = 2
 
-    def __init__(self, door: Door, operation: Operation, progress: Progress) -> None:
+    def __init__(
+        self, door: Door, operation: Operation, progress: Progress, *, overlap: bool
+    ) -> None:
+        self._overlap = overlap
         self._door = door
         self._operation = operation
         self._progress = progress
@@ -156,7 +161,8 @@ class Exchange:
 
     def _enqueue(self, job: Job) -> Ticket:
         caller = Caller(self._door.call, self._door.comm)
-        return self._progress.enqueue(Ticket(caller, self._progress.run_job(job)))
+        ticket = Ticket(caller, self._progress.run_job(job))
+        return self._progress.enqueue(ticket, wake=self._overlap)
 
     def _room(self, bucket: Bucket) -> Array:
         """Return memory for a bucket, such as the node shares if it can be."""
@@ -242,7 +248,10 @@ def allreduce_many(
             sources.append(operand.array)
             targets.append(target)
             results.append(result)
-        exchange = Exchange(door, operation, progress_of(comm, door.call))
+        progress = progress_of(comm, door.call)
+        # On a core that both share, thread and rank would only take turns.
+        overlap = progress.channel.spare_cores
+        exchange = Exchange(door, operation, progress, overlap=overlap)
         kinds = [(source.size, source.dtype.newbyteorder("=")) for source in sources]
         try:
             for bucket in buckets(kinds, bucket_bytes):
@@ -398,7 +407,10 @@ class Bucketer:
         sizes = [(math.prod(shape), dtype) for shape, dtype in self._kinds.values()]
         self._buckets = buckets(sizes, self._bucket_bytes)
         self._exchange = Exchange(
-            self._door, self._operation, progress_of(self._comm, "Bucketer.wait")
+            self._door,
+            self._operation,
+            progress_of(self._comm, "Bucketer.wait"),
+            overlap=True,
         )
 
     def _start_complete(self) -> None:

@@ -149,12 +149,22 @@ class Progress:
         if self._orphaned:
             self._channel.close() if self._channel is not None else None
 
-    def enqueue(self, ticket: Ticket) -> Ticket:
-        """Have a call run behind those that were made before it."""
+    def enqueue(self, ticket: Ticket, *, wake: bool = True) -> Ticket:
+        """Have a call run behind those that were made before it.
+
+        Parameters
+        ----------
+        ticket : Ticket
+            For the call.
+        wake : bool
+            Whether the thread is to see to it; otherwise whoever waits for it runs it, or for one
+            behind it.
+        """
         self._take_over_held()
         self.line.queued += 1
         self._queue.append(ticket)
-        self._news.set()
+        if wake:
+            self._news.set()
         return ticket
 
     def take_over(self, request: Persistent) -> None:
