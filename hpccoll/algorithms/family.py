@@ -61,7 +61,7 @@ def sent_through_tree(size: int, count: int, root: int = 0, least: int = 0) -> i
 
 
 def sent_by_scatter_allgather(size: int, count: int, root: int = 0, least: int = 0) -> int:
-    """The same, but for what the root has already: all chunks but its own."""
+    """Return the same, without what the root has already: all chunks but its own."""
     own = cut(max(count, least), size)[root]
     return sent_through_tree(size, count, root, least) - (
         count - max(0, min(own.stop, count) - own.start)
