@@ -348,7 +348,25 @@ def _freed(comm: MPI.Comm, keyval: int, attached: Closable) -> None:
     # Predefined communicators are never freed by a user; what comes here is MPI_Finalize, in which
     # MPI takes its duplicates down itself.
     if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        attached.close()
+        postponed: list[Closable] | None = getattr(_of_thread, "postponed", None)
+        if postponed is None:
+            attached.close()
+        else:
+            postponed.append(attached)
+
+
+_of_thread = threading.local()
+
+
+def postpone_closing() -> list[Closable]:
+    """Return a list in which what is to be closed in this thread is put instead.
+
+    MPICH frees a communicator that is being duplicated when that is done, in the middle of a call
+    of whoever finds it done.
+    """
+    postponed: list[Closable] = []
+    _of_thread.postponed = postponed
+    return postponed
 
 
 _attachment = Attachment(Channel)

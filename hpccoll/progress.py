@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hpccoll._plans import Plan
 from hpccoll._requests import Line, Persistent
 from hpccoll.calls import Caller
-from hpccoll.channel import Attachment, Channel, refuse_forked
+from hpccoll.channel import Attachment, Channel, postpone_closing, refuse_forked
 from hpccoll.jobs import Deferred, Job
 
 LONGEST_NAP = 1e-3
@@ -100,7 +100,6 @@ class Progress:
         self._news = threading.Event()
         self._open = threading.Event()
         self._stopping = False
-        self._orphaned = False
         self._longest_sleep: float | None = None
         self._leases: set[int] = set()
         self._channel: Channel | None = None
@@ -139,15 +138,16 @@ class Progress:
 
     def _serve(self) -> None:
         """Run what is queued; the thread's work."""
+        postponed = postpone_closing()
         if not self._open.is_set():
             self._make_channel()
-        while not (self._stopping and not self._queue):
+        while self._queue or not (self._stopping or postponed):
             if not self._news.wait(self._longest_sleep):
                 self._take_over_held()
             self._news.clear()
             self.advance()
-        if self._orphaned:
-            self._channel.close() if self._channel is not None else None
+        for closable in postponed:
+            closable.close()
 
     def enqueue(self, ticket: Ticket, *, wake: bool = True) -> Ticket:
         """Have a call run behind those that were made before it.
@@ -240,11 +240,8 @@ class Progress:
 
     def close(self) -> None:
         """Run what was begun, and free the channel. Collective."""
-        if threading.current_thread() is self._thread:
-            # MPICH frees a communicator that is being duplicated when that is done: in `_serve`.
-            self._orphaned = self._stopping = True
-            return
-        self.stop()
+        if threading.current_thread() is not self._thread:
+            self.stop()
         if not self.threaded:
             self.advance()
         if self._refusal is None:
