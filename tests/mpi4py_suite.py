@@ -103,9 +103,25 @@ def put_in(case: type[unittest.TestCase]) -> None:
         case.setUp = set_up  # type: ignore[method-assign]
 
 
+def mend_dlpack(double: Any) -> None:
+    """Have mpi4py's stand-in for a DLPack library keep its tensors: consumers outlive the capsule.
+
+    It frees them with the capsule, which mpi4py keeps and NumPy, by the protocol, does not.
+    """
+    make = double.make_dl_managed_tensor
+    kept: list[Any] = []
+
+    def keeping(*arguments: Any) -> Any:
+        kept.append(make(*arguments))
+        return kept[-1]
+
+    double.make_dl_managed_tensor = keeping
+
+
 def cases(folder: str, plain: bool) -> list[unittest.TestCase]:
     """Return mpi4py's tests."""
     sys.path.insert(0, folder)
+    mend_dlpack(importlib.import_module("dlpackimpl"))
     modules = [importlib.import_module(name) for name in MODULES]
     for value in itertools.chain.from_iterable(vars(module).values() for module in modules):
         is_case = isinstance(value, type) and issubclass(value, unittest.TestCase)
