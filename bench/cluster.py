@@ -360,7 +360,8 @@ def run(cluster: Cluster, ranks_per_node: int, command: str, arguments: list[str
                 program += ["--json", str(file)]
         before = cluster.traffic()
         status = cluster.run(mpiexec, ranks_per_node, program)
-        rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file and not status else []
+        found = json.loads(file.read_text(encoding="utf-8")) if file and not status else {}
+        rows = found["rows"] if found.get("collective") == "allreduce" else []
         report(cluster, before, rows)
     return status
 

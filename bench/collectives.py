@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import click
+from contest import human, line, microseconds
 from mpi4py import MPI
 
 from hpccoll.algorithms import AUTO
 from hpccoll.benchmark.command import size
-from hpccoll.benchmark.options import CANDIDATES, NATIVE, SECONDS, Options, size_range
+from hpccoll.benchmark.options import NATIVE, SECONDS, Options, size_range
 from hpccoll.benchmark.report import Machine
 from hpccoll.benchmark.sweep import Row, sweep
 
@@ -43,7 +44,6 @@ def main(
     options = Options(
         sizes=size_range(begin, end, factor),
         types=(type_name,),
-        algorithms=CANDIDATES,
         places=("in" if in_place else "out",),
         seconds=seconds,
     )
@@ -54,7 +54,7 @@ def main(
         if comm.rank == 0:
             print(f"{rows[0].nbytes} B", file=sys.stderr, flush=True)
     if comm.rank == 0:
-        head = [f"    {line}" for line in machine.header("allreduce", options)]
+        head = [f"    {text}" for text in machine.header(options)]
         text = "\n".join([*head, "", *table(cases), ""])
         if output:
             output.write_text(text, encoding="utf-8")
@@ -88,22 +88,10 @@ def table(cases: list[dict[str, Row]]) -> list[str]:
             f"{ratios[-1][1]:.2f}",
             best.algorithm + other,
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(line(*cells))
     means = [f"{geometric_mean(column):.2f}" for column in zip(*ratios, strict=True)]
     lines.append(f"| geometric mean | | | {means[0]} | | {means[1]} | |")
     return lines
-
-
-def human(nbytes: int) -> str:
-    """Return a number of bytes as 8 B, 64 KiB or 1 MiB, where that is exact."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes % (1 << power) == 0:
-            return f"{nbytes >> power} {unit}"
-    return f"{nbytes} B"
-
-
-def microseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ the slowest rank, call by call, and the median of them, in microseconds.
 
 from collections.abc import Callable
 from statistics import geometric_mean
-from time import perf_counter
 
 import click
 import numpy as np
-from collectives import human, microseconds
+from contest import CALLS, Contest, Contestant, human, line, microseconds
 from mpi4py import MPI
 
 import hpccoll
@@ -27,79 +26,48 @@ from hpccoll.benchmark.report import Machine
 
 SIZES = (8, 1 << 10, *(1 << power for power in range(14, 27, 2)))
 
-CALLS = 200
-"""Calls back to back of one sample, below 16 KiB."""
 
-NAMES = ("mpi", "hpccoll", "mpi in place", "shared", "copy")
+def contest(nbytes: int, comm: MPI.Intracomm) -> Contest:
+    """Return the candidates of one size."""
+    fresh = nbytes >= FRESH_BYTES
+    block = contribution(comm.rank, comm.size, "float32", "sum")
+    want = expected(comm.size, "float32", "sum")
+    ours = hpccoll.Comm(comm)
 
+    def array() -> np.ndarray:
+        return np.empty(nbytes // 4, np.float32)
 
-class Contest:
-    """The candidates of one size, each with arrays of its own."""
+    x, out, in_place, copied = array(), array(), array(), array()
+    our_out, shared = array(), hpccoll.empty(nbytes // 4, np.float32)
 
-    def __init__(self, nbytes: int, comm: MPI.Intracomm) -> None:
-        self.comm = comm
-        self.fresh = nbytes >= FRESH_BYTES
-        self.block = contribution(comm.rank, comm.size, "float32", "sum")
-        self.want = expected(comm.size, "float32", "sum")
-        count = nbytes // 4
-        ours = hpccoll.Comm(comm)
-        self.x, self.out, self.ours = (np.empty(count, np.float32) for _ in range(3))
-        self.in_place = np.empty(count, np.float32)
-        self.shared = hpccoll.empty(count, np.float32)
-        self.copied = np.empty(count, np.float32)
-        self.calls: dict[str, tuple[Callable[[], object], np.ndarray, np.ndarray]] = {
-            "mpi": (lambda: comm.Allreduce(self.x, self.out), self.x, self.out),
-            "hpccoll": (lambda: ours.Allreduce(self.x, self.ours), self.x, self.ours),
-            "mpi in place": (
-                lambda: comm.Allreduce(MPI.IN_PLACE, self.in_place),
-                self.in_place,
-                self.in_place,
-            ),
-            "shared": (
-                lambda: ours.Allreduce(MPI.IN_PLACE, self.shared),
-                self.shared,
-                self.shared,
-            ),
-            "copy": (lambda: np.copyto(self.copied, self.x), self.x, self.copied),
-        }
-        for name in NAMES:
-            call, source, result = self.calls[name]
+    def contestant(
+        call: Callable[[], object], source: np.ndarray, result: np.ndarray, checked: bool = True
+    ) -> Contestant:
+        def prepare() -> None:
+            if fresh:
+                fill(source, block)
+            elif result is source:
+                source[...] = 0  # or sums of sums would grow without bound
+
+        def check() -> int:
             result.fill(-1)
-            fill(source, self.block)
+            fill(source, block)
             comm.Barrier()
             call()
-            wrong = 0 if name == "copy" else count_wrong(result, self.want)
-            if comm.allreduce(wrong):
-                message = f"{name}: {wrong} wrong elements on rank {comm.rank} at {nbytes} bytes"
-                raise SystemExit(message)
+            return count_wrong(result, want) if checked else 0
 
-    def sample(self, name: str) -> float:
-        """Return the seconds of one call on this rank."""
-        call, source, result = self.calls[name]
-        if self.fresh:
-            fill(source, self.block)
-        elif result is source:
-            source[...] = 0  # or sums of sums would grow without bound
-        number = 1 if self.fresh else CALLS
-        self.comm.Barrier()
-        started = perf_counter()
-        for _ in range(number):
-            call()
-        return (perf_counter() - started) / number
+        return Contestant(call, prepare, check)
 
-    def times(self, seconds: float) -> dict[str, float]:
-        """Return the median microseconds of each candidate; `seconds` for all together."""
-        for _ in range(3):
-            started = perf_counter()
-            for name in NAMES:
-                self.sample(name)
-        rounds = self.comm.bcast(max(7, min(1000, int(seconds / (perf_counter() - started)))))
-        samples = np.empty((rounds, len(NAMES)))
-        for turn in range(rounds):
-            for index in np.roll(np.arange(len(NAMES)), turn):
-                samples[turn, index] = self.sample(NAMES[index])
-        self.comm.Allreduce(MPI.IN_PLACE, samples, MPI.MAX)
-        return dict(zip(NAMES, np.median(samples, axis=0) * 1e6, strict=True))
+    contestants = {
+        "mpi": contestant(lambda: comm.Allreduce(x, out), x, out),
+        "hpccoll": contestant(lambda: ours.Allreduce(x, our_out), x, our_out),
+        "mpi in place": contestant(
+            lambda: comm.Allreduce(MPI.IN_PLACE, in_place), in_place, in_place
+        ),
+        "shared": contestant(lambda: ours.Allreduce(MPI.IN_PLACE, shared), shared, shared),
+        "copy": contestant(lambda: np.copyto(copied, x), x, copied, checked=False),
+    }
+    return Contest(comm, contestants, 1 if fresh else CALLS)
 
 
 @click.command(context_settings={"show_default": True})
@@ -111,19 +79,21 @@ def main(begin: int, end: int, seconds: float) -> None:
     sizes = tuple(nbytes for nbytes in SIZES if begin <= nbytes <= end)
     head = "| size | MPI | hpccoll | ratio | MPI in place | shared | ratio | copy | shared / copy |"
     if comm.rank == 0:
-        for line in Machine(comm.size, 1).header("allreduce", Options(sizes=sizes)):
-            print(f"    {line}")
+        for text in Machine(comm.size, 1).header(Options(sizes=sizes)):
+            print(f"    {text}")
         print("", head, "|" + "---:|" * 9, sep="\n", flush=True)
     ratios = []
     for nbytes in sizes:
-        t = Contest(nbytes, comm).times(seconds)
+        candidates = contest(nbytes, comm)
+        candidates.check(human(nbytes))
+        t = candidates.times(seconds)
         ratios.append((t["mpi"] / t["hpccoll"], t["mpi in place"] / t["shared"]))
         if comm.rank == 0:
             cells = [human(nbytes), microseconds(t["mpi"]), microseconds(t["hpccoll"])]
             cells += [f"{ratios[-1][0]:.2f}", microseconds(t["mpi in place"])]
             cells += [microseconds(t["shared"]), f"{ratios[-1][1]:.2f}", microseconds(t["copy"])]
             cells += [f"{t['shared'] / t['copy']:.2f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(line(*cells), flush=True)
     if comm.rank == 0:
         private, shared = (geometric_mean(column) for column in zip(*ratios, strict=True))
         print(f"| geometric mean | | | {private:.2f} | | | {shared:.2f} | | |")

@@ -11,7 +11,7 @@ from functools import partial
 
 import click
 import numpy as np
-from collectives import human, microseconds
+from contest import human, line, microseconds
 from mpi4py import MPI
 
 import hpccoll
@@ -39,7 +39,7 @@ def main(begin: int, end: int, factor: int, algorithm: str, segments: str, secon
         print(f"{algorithm}, {comm.size} ranks; us by size and segment\n")
         print(f"| size | MPI | {' | '.join(names)} |")
         print("|---:|" + "---:|" * (len(names) + 1), flush=True)
-    for case in options.cases():
+    for case in options.cases(comm.size):
         vectors = Vectors(case, comm.rank, comm.size)
         calls = [
             partial(door.Allreduce, vectors.x, vectors.out, MPI.SUM) for door in (comm, *doors)
@@ -49,7 +49,7 @@ def main(begin: int, end: int, factor: int, algorithm: str, segments: str, secon
         if comm.rank == 0:
             medians = np.median(timing.seconds, axis=1) * 1e6
             cells = [human(case.nbytes), *map(microseconds, medians)]
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(line(*cells), flush=True)
         if wrong:
             raise SystemExit(f"{wrong} wrong elements")
 

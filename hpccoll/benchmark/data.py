@@ -101,6 +101,10 @@ class Vectors:
         # What must be as it was: a root has what it broadcasts, other ranks what they had.
         self._kept = self.x if broadcast else self.out if idle else self.out[:0]
         self._kept_block = give if broadcast else _other(want)
+        self.restore()
+
+    def restore(self) -> None:
+        """Make what a call must not touch as it was."""
         fill(self._kept, self._kept_block)
 
     def rewrite(self) -> None:
@@ -133,11 +137,11 @@ class Vectors:
     def count_wrong(self) -> int:
         """Return how many elements are not exactly what they must be.
 
-        What should not have been touched is put right, for the next candidate.
+        What should not have been touched is restored, for the next candidate.
         """
         touched = count_wrong(self._kept, self._kept_block)
         if touched:
-            fill(self._kept, self._kept_block)
+            self.restore()
         return touched + count_wrong(self.result, self._expected)
 
 

@@ -136,6 +136,7 @@ class _Loop:
     def checked_round(self, turn: int, seconds: Times) -> list[int]:
         """Take one sample of each, and return how many elements are wrong after it."""
         wrong = [0] * len(self.calls)
+        self.vectors.restore()  # any candidate may have touched it
         for index in self._order(turn):
             self.vectors.spoil_some()
             self.vectors.rewrite()

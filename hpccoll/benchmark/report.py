@@ -277,7 +277,7 @@ def write_csv(file: TextIO, rows: Sequence[Row]) -> None:
 def closing(rows: Sequence[Row], *, checked: bool) -> tuple[str, str]:
     """Return the last line, and its style."""
     if rows and not has_elements(rows[0].collective):
-        return f"{_plural(len(rows), 'row')}, which have no elements to check", "dim"
+        return f"{_plural(len(rows), 'row')}, no elements to check", "dim"
     if not checked:
         return f"{_plural(len(rows), 'row')}, results not checked", "dim"
     wrong = [row for row in rows if row.wrong]

@@ -9,10 +9,13 @@ from mpi4py import MPI
 
 import hpccoll
 from hpccoll.__main__ import run
-from hpccoll.benchmark.options import CANDIDATES, Options
+from hpccoll.algorithms import COLLECTIVES
+from hpccoll.benchmark.options import Options, candidates
 from hpccoll.benchmark.sweep import sweep
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+CANDIDATES = candidates("allreduce")
 
 COMMAND = "bench allreduce -b 64 -e 32K -f 512 -n 2 -w 1"
 
@@ -154,3 +157,89 @@ def test_segments_and_warm_buffers(capsys):
     assert run_line(COMMAND, "-a", "ring", "--warm", "--segment-bytes", "1K", "-d", "int16") == 0
     if RANK == 0:
         assert "# warm: input never rewritten" in capsys.readouterr().out
+
+
+# The other collectives.
+
+FAMILY = [name for name in COLLECTIVES if name != "allreduce"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", FAMILY)
+def test_each_collective_comes_out_right(name, capsys, folder):
+    path = folder / "rows.json"
+    words = ["bench", name, "-n", "2", "-w", "1", "--json", path]
+    if name != "barrier":
+        words += ["-b", "64", "-e", "32K", "-f", "512", "-d", "int16,complex64"]
+    if name in ("reduce_scatter", "allgather", "reduce"):
+        words.append("--both")
+    if name in ("reduce", "broadcast"):
+        words += ["--root", SIZE - 1]
+    assert run_line(*words) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    if RANK:
+        assert said.out == ""
+        return
+    document = json.loads(path.read_text())
+    assert document["collective"] == name
+    cases = {"broadcast": 4, "barrier": 1}.get(name, 8)
+    rows = document["rows"]
+    assert [row["algorithm"] for row in rows] == list(candidates(name)) * cases
+    assert {row["wrong"] for row in rows} == ({None} if name == "barrier" else {0})
+    for row in rows:
+        if name == "barrier":
+            assert (row["algbw_gbps"], row["busbw_gbps"]) == (None, None)
+        else:
+            assert row["algbw_gbps"] == pytest.approx(row["nbytes"] / row["time_us"] / 1000)
+            factor = COLLECTIVES[name].busbw_factor(SIZE)
+            assert row["busbw_gbps"] == pytest.approx(row["algbw_gbps"] * factor)
+        if name in ("reduce_scatter", "allgather"):
+            assert row["count"] % SIZE == 0
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["allgather", "broadcast"])
+@pytest.mark.parametrize("type_name", ["bool", "bfloat16"])
+def test_all_types_are_moved(name, type_name):
+    options = Options(
+        (100, 20000), types=(type_name,), iterations=1, warmup=0, collective=name, root=SIZE // 2
+    )
+    rows = [row for rows in sweep(options) for row in rows]
+    assert [row.algorithm for row in rows] == list(candidates(name)) * 2
+    assert {row.wrong for row in rows} == {0}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("name", "method", "buffer"),
+    [
+        ("reduce_scatter", "Reduce_scatter_block", 1),
+        ("allgather", "Allgather", 1),
+        ("reduce", "Reduce", 1),
+        ("broadcast", "Bcast", 0),
+    ],
+)
+@pytest.mark.parametrize("place", ["out", "in"])
+def test_one_wrong_element_is_found(name, method, buffer, place, monkeypatch):
+    # On the last rank; of a reduction, and a broadcast, one that it should not have touched.
+    right = getattr(hpccoll.Comm, method)
+
+    def wrong(self, *arguments):
+        right(self, *arguments)
+        if self.settings.algorithm == "auto" and self.rank == self.size - 1:
+            arguments[buffer][0] += 1
+
+    monkeypatch.setattr(hpccoll.Comm, method, wrong)
+    root = SIZE - 1 if name == "broadcast" else 0
+    options = Options((64, 32768), places=(place,), iterations=1, collective=name, root=root)
+    for rows in sweep(options):
+        assert [row.wrong for row in rows] == [0] * (len(rows) - 1) + [1]
+
+
+@pytest.mark.mpi
+def test_a_root_that_is_no_rank_is_explained_once(capsys):
+    assert run(["bench", "reduce", "--root", str(SIZE)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count(f"--root is {SIZE}; the ranks are 0 to {SIZE - 1}") == (RANK == 0)

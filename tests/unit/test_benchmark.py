@@ -19,14 +19,16 @@ import hpccoll
 from hpccoll import _kernels
 from hpccoll.__main__ import run
 from hpccoll.algorithms import COLLECTIVES
-from hpccoll.benchmark import command, data, report
+from hpccoll.benchmark import command, data, report, texts
 from hpccoll.benchmark.measure import FEWEST, MOST_CALLS, measure
 from hpccoll.benchmark.options import (
-    CANDIDATES,
     FRESH_BYTES,
+    METHODS,
     NATIVE,
+    NONE,
     Case,
     Options,
+    candidates,
     parse_size,
     size_range,
 )
@@ -34,6 +36,8 @@ from hpccoll.benchmark.sweep import Row, sweep
 from hpccoll.ops import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
+
+CANDIDATES = candidates("allreduce")
 
 NO_MPI = """
 import importlib.abc, runpy, sys
@@ -81,24 +85,45 @@ def test_sizes_go_up_to_the_end():
 
 def test_cases_are_whole_elements():
     options = Options((1, 4, 12, 16), types=("float64",))
-    assert [(case.count, case.nbytes) for case in options.cases()] == [(1, 8), (2, 16)]
+    assert [(case.count, case.nbytes) for case in options.cases(1)] == [(1, 8), (2, 16)]
 
 
 def test_large_cases_have_fresh_data():
     sizes = (FRESH_BYTES - 4, FRESH_BYTES)
-    assert [case.fresh for case in Options(sizes).cases()] == [False, True]
-    assert [case.fresh for case in Options(sizes, warm=True).cases()] == [False, False]
+    assert [case.fresh for case in Options(sizes).cases(1)] == [False, True]
+    assert [case.fresh for case in Options(sizes, warm=True).cases(1)] == [False, False]
 
 
 def test_the_mpi_library_is_always_a_candidate():
     assert Options((8,), algorithms=("auto", "ring")).candidates == (NATIVE, "ring", "auto")
     assert Options((8,)).candidates == CANDIDATES
+    for name in COLLECTIVES:
+        known = tuple(entry.name for entry in hpccoll.algorithms(name))
+        assert Options((8,), collective=name).candidates == (NATIVE, *known, "auto")
 
 
 def test_pairs_that_make_no_sense_are_left_out():
     options = Options((8,), types=("bool", "float32"), ops=("sum", "lor", "band"))
-    found = [(case.type, case.op) for case in options.cases()]
+    found = [(case.type, case.op) for case in options.cases(1)]
     assert found == [("bool", "lor"), ("bool", "band"), ("float32", "sum"), ("float32", "lor")]
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "allgather"])
+def test_chunks_are_equal(name):
+    cases = Options((1, 100, 64 << 10), types=("float64",), collective=name).cases(3)
+    assert [(case.count, case.nbytes) for case in cases] == [(3, 24), (12, 96), (8190, 65520)]
+
+
+def test_what_a_collective_does_not_have_is_left_out():
+    [case] = Options((8,), collective="broadcast", places=("out",), root=2).cases(3)
+    assert (case.op, case.place, case.count, case.pattern.root) == (NONE, "in", 2, 2)
+    assert str(case) == "float32"
+    [case] = Options((8, 16), collective="barrier", types=("int8", "bool"), root=2).cases(3)
+    assert (case.type, case.op, case.place) == (NONE,) * 3
+    assert (case.count, case.fresh, case.pattern.root) == (0, False, 0)
+    assert str(case) == "barrier"
+    [case] = Options((8,), collective="reduce").cases(3)
+    assert str(case) == "sum on float32"
 
 
 # The loop.
@@ -191,6 +216,19 @@ def test_a_sweep_on_one_rank():
             assert row.algbw_gbps == pytest.approx(row.nbytes / row.time_us / 1000)
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_sweep_of_each_collective(name):
+    options = Options((8, 32768), places=("out", "in"), iterations=1, collective=name)
+    cases = list(sweep(options))
+    assert len(cases) == {"broadcast": 2, "barrier": 1}.get(name, 4)
+    for rows in cases:
+        assert tuple(row.algorithm for row in rows) == candidates(name)
+        for row in rows:
+            assert row.collective == name
+            assert row.wrong == (None if name == "barrier" else 0)
+            assert row.vs_mpi > 0
+
+
 def test_what_mpi_cannot_do_has_no_time():
     options = Options((8,), ops=("mean",), algorithms=("auto",), iterations=1)
     notes = []
@@ -204,6 +242,7 @@ def test_what_mpi_cannot_do_has_no_time():
 # The table and the files.
 
 ROW = Row(
+    collective="allreduce",
     nbytes=1 << 20,
     count=1 << 18,
     type="float32",
@@ -224,7 +263,18 @@ ROW = Row(
 )
 
 EMPTY = Row(
-    8, 2, "float32", "mean", "in", NATIVE, NATIVE, *[None] * 7, fresh=False, calls=0, times_us=[]
+    "allreduce",
+    8,
+    2,
+    "float32",
+    "mean",
+    "in",
+    NATIVE,
+    NATIVE,
+    *[None] * 7,
+    fresh=False,
+    calls=0,
+    times_us=[],
 )
 
 
@@ -233,6 +283,8 @@ def test_a_row_has_its_columns():
         "1048576 262144 float32 sum out auto (ring) 512.00 500.25 1234 2.048 3.072 0 1.50"
     )
     assert " ".join(report.row_line(EMPTY).split()) == "8 2 float32 mean in mpi - - - - - - -"
+    moved = report.row_line(replace(ROW, op=NONE))
+    assert " ".join(moved.split()).startswith("1048576 262144 float32 - out auto (ring) ")
 
 
 def test_columns_line_up():
@@ -243,7 +295,9 @@ def test_columns_line_up():
     assert len(units) == len(names)
 
 
-@pytest.mark.parametrize("name", [algorithm.name for algorithm in hpccoll.algorithms()])
+@pytest.mark.parametrize(
+    "name", sorted({entry.name for each in COLLECTIVES for entry in hpccoll.algorithms(each)})
+)
 def test_names_fit(name):
     width = next(width for column, _, width in report.COLUMNS if column == "algorithm")
     assert len(f"auto ({name})") <= width
@@ -252,12 +306,12 @@ def test_names_fit(name):
 def test_json_comes_back():
     file = io.StringIO()
     machine = report.Machine(4, 1)
-    document = machine.document("allreduce", Options((8,)), [ROW, EMPTY])
+    document = machine.document(Options((8,)), [ROW, EMPTY])
     report.write_json(file, document)
     read = json.loads(file.getvalue())
     assert read == json.loads(json.dumps(document))
     assert read["schema"] == "hpccoll-bench/1"
-    assert (read["ranks"], read["hosts"]) == (4, 1)
+    assert (read["collective"], read["ranks"], read["hosts"]) == ("allreduce", 4, 1)
     assert read["rows"][0]["times_us"] == [500.25, 512.0, 1234.5]
     assert read["rows"][1]["time_us"] is None
     assert {"when", "versions", "mpi", "kernel", "cpu", "options", "environment"} <= set(read)
@@ -267,7 +321,8 @@ def test_csv_has_a_line_per_row():
     file = io.StringIO()
     report.write_csv(file, [ROW, EMPTY])
     [row, empty] = csv.DictReader(io.StringIO(file.getvalue()))
-    assert (row["algorithm"], row["time_us"], row["wrong"]) == ("auto", "512.0", "0")
+    assert (row["collective"], row["algorithm"]) == ("allreduce", "auto")
+    assert (row["time_us"], row["wrong"]) == ("512.0", "0")
     assert "times_us" not in row
     assert empty["time_us"] == ""
 
@@ -285,23 +340,71 @@ def test_the_last_line_says_whether_all_is_right():
     assert report.closing([ROW], checked=False)[0] == "1 row, results not checked"
     wrong = [ROW, replace(ROW, wrong=3), replace(ROW, wrong=4)]
     assert report.closing(wrong, checked=True)[0] == "WRONG: 7 elements in 2 rows"
+    barrier = replace(ROW, collective="barrier", wrong=None)
+    assert report.closing([barrier], checked=False)[0] == "1 row, no elements to check"
 
 
-def test_the_sweep_for_the_readme_writes_markdown():
-    path = ROOT / "bench" / "collectives.py"
-    if not path.exists():
-        pytest.skip("bench/ is not part of an installation")
-    spec = importlib.util.spec_from_file_location("bench_collectives", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+@pytest.fixture
+def script(monkeypatch):
+    """Give a function that imports a script of bench/."""
+
+    def load(name):
+        path = ROOT / "bench" / f"{name}.py"
+        if not path.exists():
+            pytest.skip("bench/ is not part of an installation")
+        monkeypatch.syspath_prepend(str(path.parent))
+        spec = importlib.util.spec_from_file_location(f"bench_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclass looks for it
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_the_sweep_for_the_readme_writes_markdown(script):
     native = replace(ROW, algorithm=NATIVE, ran=NATIVE, time_us=800.0, vs_mpi=1.0)
     ring = replace(ROW, algorithm="ring", time_us=50.0, vs_mpi=16.0)
     auto = replace(ROW, ran="rabenseifner", time_us=200.0, vs_mpi=4.0)
     small = {name: replace(row, vs_mpi=1.0) for name, row in (("ring", ring), ("auto", auto))}
     cases = [{NATIVE: native, "ring": ring, "auto": auto}, {NATIVE: native, **small}]
-    lines = module.table(cases)
+    lines = script("collectives").table(cases)
     assert lines[2] == "| 1 MiB | 800 | 200 | 4.00 | 50.0 | 16.00 | ring (auto: rabenseifner) |"
     assert lines[-1] == "| geometric mean | | | 2.00 | | 4.00 | |"
+
+
+def test_the_contest_takes_turns_and_finds_what_is_wrong(script):
+    contest = script("contest")
+    log = []
+
+    def contestant(name, wrong=0):
+        return contest.Contestant(
+            lambda: log.append(name), lambda: log.append(f"({name})"), lambda: wrong
+        )
+
+    right = {name: contestant(name) for name in "abc"}
+    race = contest.Contest(MPI.COMM_SELF, right, number=2)
+    race.check("8 B")
+    times = race.times(1e-9)
+    assert list(times) == ["a", "b", "c"]
+    assert all(value > 0 for value in times.values())
+    text = "".join(log)
+    assert text[:12] == "(a)aa(b)bb(c"
+    assert [text.count(name) for name in "abc"] == [3 * (3 + contest.FEWEST)] * 3
+    with pytest.raises(SystemExit, match=r"^b: 3 wrong elements on rank 0 at 8 B$"):
+        contest.Contest(MPI.COMM_SELF, {"a": right["a"], "b": contestant("b", 3)}).check("8 B")
+
+
+def test_the_bars_of_the_family_are_markdown(script, capsys):
+    family = script("family")
+    assert set(family.COLLECTIVES) == {*COLLECTIVES} - {"allreduce", "barrier"}
+    for collective in family.COLLECTIVES:
+        family.table(collective, (8, 65536), 1e-9, MPI.COMM_SELF)
+        lines = capsys.readouterr().out.splitlines()
+        assert f"  {collective}" in lines[1]
+        rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+        assert [row[0] for row in rows] == ["size", "8 B", "64 KiB", "geometric mean"]
+        assert {len(row) for row in rows} == {6}
 
 
 # The command line.
@@ -312,7 +415,25 @@ def test_the_help_names_what_there_is(capsys):
     assert run(["bench", "allreduce", "--help"]) == 0
     words = set(re.findall(r"[\w#]+", capsys.readouterr().out))
     assert {*_kernels.TYPES, *OPERATIONS, *CANDIDATES} <= words
-    assert f"From {FRESH_BYTES >> 10} KiB up" in command.allreduce.help
+    assert f"From {FRESH_BYTES >> 10} KiB up" in command.bench.commands["allreduce"].help
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_has_the_options_that_make_sense(name, capsys):
+    assert run(["bench", name, "--help"]) == 0
+    words = {*re.findall(r"[\w#-]+", capsys.readouterr().out)}
+    assert {*candidates(name), METHODS[name], "--json", "--iterations"} <= words
+    one, elements = COLLECTIVES[name], name != "barrier"
+    assert ("--op" in words) == one.reduces
+    assert ("--root" in words) == one.rooted
+    assert ("--both" in words) == (name not in ("broadcast", "barrier"))
+    options = {"--begin", "--type", "--check", "--segment-bytes", "--warm"}
+    assert words & options == (options if elements else set())
+    if elements:
+        factor = texts.FACTORS[name].replace("2(", "2 * (") or " * 1"
+        for size in (1, 2, 7):
+            value = eval("1" + factor.replace("p", str(size)))
+            assert value == pytest.approx(one.busbw_factor(size))
 
 
 @pytest.mark.parametrize(
@@ -330,24 +451,15 @@ def test_the_help_names_what_there_is(capsys):
         (["bench", "allreduce", "-n", "1", "--seconds", "1"], "exclude each other"),
         (["bench", "allreduce", "-d", "bool"], "op 'sum' cannot run on bool"),
         (["bench", "allreduce", "-e", "8", "--json", "/nowhere/x"], "cannot write /nowhere/x"),
-        (["bench", "allgather"], "No such command 'allgather'"),
+        (["bench", "alltoall"], "No such command 'alltoall'"),
+        (["bench", "allgather", "-a", "rabenseifner"], "choose from mpi, ring"),
+        (["bench", "allgather", "-o", "sum"], "No such option"),
+        (["bench", "reduce", "--root", "1"], "--root is 1; the ranks are 0 to 0"),
+        (["bench", "broadcast", "--in-place"], "No such option"),
+        (["bench", "barrier", "-n", "1", "--seconds", "1"], "exclude each other"),
         (["simulate", "rings", "--size", "4", "--count", "1"], "unknown algorithm 'rings'"),
         (["simulate", "ring", "--size", "4"], "give one of --nbytes and --count"),
         (["simulate", "ring", "--size", "4", "--nbytes", "5"], "no multiple of itemsize"),
-        (
-            ["simulate", "ring", "-p", "2", "--counts", "1,x", "--collective", "allgather"],
-            "--counts is '1,x'; wanted a number of elements for each rank",
-        ),
-        (
-            ["simulate", "ring", "-p", "2", "--count", "1", "--collective", "barrier"],
-            "a barrier has no vector",
-        ),
-        (
-            ["simulate", "binomial", "-p", "2", "--count", "1", "--root", "1"],
-            "unknown algorithm 'binomial'; choose from naive_root, ring",
-        ),
-        (["simulate", "ring", "-p", "2", "--count", "1", "--root", "1"], "allreduce has no root"),
-        (["algorithms", "scan"], "'scan' is not one of 'allreduce', 'reduce_scatter'"),
     ],
 )
 def test_bad_options_are_explained(arguments, text, capsys):
@@ -376,6 +488,18 @@ def test_a_run_on_one_rank(tmp_path):
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 13
 
 
+def test_a_barrier_has_no_elements(capsys):
+    assert run_line("bench barrier -n 1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "rewrite" not in "".join(lines)
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [row[:6] for row in rows] == [
+        ["0", "0", "-", "-", "-", name] for name in candidates("barrier")
+    ]
+    assert {tuple(row[-4:-1]) for row in rows} == {("-", "-", "-")}
+    assert lines[-1] == "# 3 rows, no elements to check"
+
+
 def test_a_wrong_element_is_told(monkeypatch, capsys):
     right = hpccoll.Comm.Allreduce
 
@@ -398,31 +522,12 @@ def test_simulate_prints_the_simulation(capsys):
     assert capsys.readouterr().out == f"{hpccoll.simulate('ring', size=100, nbytes=1 << 20)}\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "arguments"),
-    [
-        ("binomial --collective reduce --root 3 --count 8", {"root": 3, "count": 8}),
-        ("ring --collective allgather --counts 1,0,2,0", {"counts": (1, 0, 2, 0)}),
-        ("dissemination --collective barrier", {}),
-    ],
-)
-def test_simulate_knows_the_other_collectives(line, arguments, capsys):
-    name, _, collective, *_ = line.split()
-    assert run_line(f"simulate {line} --size 4") == 0
-    told = hpccoll.simulate(name, size=4, collective=collective, **arguments)
-    assert capsys.readouterr().out == f"{told}\n"
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_algorithms_are_listed(collective, capsys):
-    assert run(["algorithms", collective]) == 0
+def test_algorithms_are_listed(capsys):
+    assert run(["algorithms"]) == 0
     text = capsys.readouterr().out
-    for algorithm in hpccoll.algorithms(collective):
+    for algorithm in hpccoll.algorithms():
         assert f" {algorithm.name} " in text
         assert algorithm.purpose in text
-    if collective == "allreduce":
-        assert run(["algorithms"]) == 0
-        assert capsys.readouterr().out == text
 
 
 def test_the_version_is_told(capsys):

@@ -5,8 +5,9 @@ import pytest
 
 from hpccoll import _kernels
 from hpccoll.benchmark import data
-from hpccoll.benchmark.options import Case, Options, dtype_of
+from hpccoll.benchmark.options import NONE, Case, Options, dtype_of
 from hpccoll.ops import OPERATIONS
+from hpccoll.pattern import Pattern
 
 PAIRS = [
     pair
@@ -106,3 +107,106 @@ def test_nan_is_wrong():
     vectors = data.Vectors(Case("float32", "sum", "out", 3, 12, False), 0, 1)
     vectors.out[...] = np.nan
     assert vectors.count_wrong() == 3
+
+
+# The other collectives.
+
+SIZE = 3
+PLACES = [
+    (name, place)
+    for name in ("allreduce", "reduce_scatter", "allgather", "reduce")
+    for place in ("out", "in")
+]
+PLACES += [("broadcast", "in"), ("barrier", NONE)]
+
+
+def of_all_ranks(name, place, type_name="int32", op="sum", count=6000):
+    pattern = Pattern(name, 1 if name in ("reduce", "broadcast") else 0)
+    op = op if pattern.reduces else NONE
+    count = 0 if name == "barrier" else count
+    case = Case(type_name, op, place, count, 0, True, pattern)
+    return [data.Vectors(case, rank, SIZE) for rank in range(SIZE)]
+
+
+def act(name, ranks):
+    """Do what the collective does."""
+    if name in ("allgather", "broadcast"):
+        whole = np.concatenate([vectors.x for vectors in ranks])
+    else:
+        whole = sum(vectors.x for vectors in ranks)
+    start = 0
+    for rank, vectors in enumerate(ranks):
+        if name == "reduce_scatter":
+            start = rank * (whole.size // SIZE)
+        vectors.result[...] = whole[start : start + vectors.result.size]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
+def test_the_right_result_and_no_other_is_right(name, place):
+    ranks = of_all_ranks(name, place)
+    for vectors in ranks:
+        vectors.spoil()
+        vectors.rewrite()
+    inputs = [vectors.x.copy() for vectors in ranks]
+    old = [vectors.count_wrong() for vectors in ranks]
+    act(name, ranks)
+    assert [vectors.count_wrong() for vectors in ranks] == [0] * SIZE
+    # Before the call what is to be received is wrong: in an all-gather in place all but the own
+    # chunk, in other places all but what is right by chance.
+    receives = [vectors.result.size for vectors in ranks]
+    if (name, place) == ("allgather", "in"):
+        receives = [4000] * SIZE
+    assert all(0.9 * many <= wrong <= many for many, wrong in zip(receives, old, strict=True))
+    for vectors, before in zip(ranks, inputs, strict=True):
+        if vectors.x.size:
+            assert vectors.in_place == np.shares_memory(vectors.x, vectors.out)
+        if not vectors.in_place:
+            assert np.array_equal(vectors.x, before)
+
+
+def test_chunks_differ_and_are_where_they_belong():
+    ranks = of_all_ranks("allgather", "out", count=3 * data.PERIOD + 3)
+    for vectors in ranks:
+        vectors.rewrite()
+    first, second, third = ranks
+    assert not np.array_equal(first.x[:100], second.x[:100])
+    whole = data.contribution(0, 1, "int32", NONE)
+    assert np.array_equal(second.x[:100], whole[1:101])
+    assert np.array_equal(third.x[:100], whole[2:102])
+
+
+def test_what_must_not_be_touched_counts():
+    first, root, _ = of_all_ranks("reduce", "out")
+    assert (first.result.size, first.out.size, root.result.size) == (0, 6000, 6000)
+    first.out[[0, 17, 5999]] += 1
+    assert first.count_wrong() == 3
+    assert first.count_wrong() == 0
+    _, root, last = of_all_ranks("broadcast", "in")
+    root.out[5] += 1
+    assert root.count_wrong() == 1
+    last.out[...] = root.out
+    assert last.count_wrong() == 0
+    last.spoil_some()
+    assert last.count_wrong() == 6
+    root.spoil()
+    root.spoil_some()
+    assert root.count_wrong() == 0
+
+
+@pytest.mark.parametrize("type_name", _kernels.TYPES)
+def test_what_only_moves_can_be_compared(type_name):
+    block = data.contribution(0, 1, type_name, NONE)
+    assert block.dtype == dtype_of(type_name)
+    assert data.count_wrong(block.copy(), block) == 0  # no NaN
+    assert len(np.unique(block.astype(complex))) > (1 if type_name == "bool" else 100)
+
+
+@pytest.mark.parametrize("place", ["out", "in"])
+def test_settled_vectors_stay_as_they_are(place):
+    ranks = of_all_ranks("reduce", place, "float32")
+    for vectors in ranks:
+        vectors.settle()
+    for _ in range(300):
+        act("reduce", ranks)
+    assert np.isfinite(ranks[1].result).all()
+    assert place == "out" or not ranks[1].result.any()
