@@ -7,6 +7,9 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.benchmark.options import Options
+from hpccoll.benchmark.report import Machine
+
 CALLS = 200
 """Calls back to back of one sample, where data need not be fresh."""
 
@@ -29,7 +32,7 @@ class Contestant:
     """
 
     call: Callable[[], object]
-    prepare: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None
     check: Callable[[], int] = lambda: 0
 
 
@@ -105,3 +108,9 @@ def microseconds(value: float | None) -> str:
 def line(*cells: str) -> str:
     """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
+
+
+def print_machine(comm: MPI.Intracomm) -> None:
+    """Say what this was measured on."""
+    for line in Machine(comm.size, 1).header(Options(sizes=(8,)))[:2]:
+        print(f"    {line}")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import click
 import numpy as np
+from contest import Contest, Contestant, print_machine
 from mpi4py import MPI
-from rounds import medians, print_machine
 
 import hpccoll
 from hpccoll.fused import BUCKET_BYTES
@@ -38,42 +38,39 @@ def resnet50() -> Iterator[tuple[int, ...]]:
 
 
 @click.command()
-@click.option("--rounds", default=15, show_default=True, help="Samples of each candidate.")
+@click.option("--seconds", default=15.0, show_default=True, help="Time for all.")
 @click.option("--bucket-bytes", default=BUCKET_BYTES, show_default=True)
-def main(rounds: int, bucket_bytes: int) -> None:
+def main(seconds: float, bucket_bytes: int) -> None:
     comm = MPI.COMM_WORLD
     ours = hpccoll.Comm(comm)
     arrays = [np.empty(shape, np.float32) for shape in resnet50()]
     flat = np.empty(sum(array.size for array in arrays), np.float32)
     fresh = np.random.default_rng(comm.rank).random(flat.size, np.float32)
 
-    def rewrite(name: str) -> None:
-        if "flat" in name:
-            flat[...] = fresh
-            return
+    def rewrite() -> None:
         start = 0
         for array in arrays:
             array[...] = fresh[start : start + array.size].reshape(array.shape)
             start += array.size
 
+    def rewrite_flat() -> None:
+        flat[...] = fresh
+
     def loop(door: MPI.Intracomm) -> None:
         for array in arrays:
             door.Allreduce(MPI.IN_PLACE, array)
 
-    times = medians(
-        comm,
-        {
-            "MPI, a loop": lambda: loop(comm),
-            "MPI, flat": lambda: comm.Allreduce(MPI.IN_PLACE, flat),
-            "hpccoll, a loop": lambda: loop(ours),
-            "allreduce_many": lambda: hpccoll.allreduce_many(
-                arrays, out=arrays, comm=ours, bucket_bytes=bucket_bytes
-            ),
-            "hpccoll, flat": lambda: ours.Allreduce(MPI.IN_PLACE, flat),
-        },
-        rounds=rounds,
-        before=rewrite,
-    )
+    def fused() -> None:
+        hpccoll.allreduce_many(arrays, out=arrays, comm=ours, bucket_bytes=bucket_bytes)
+
+    contestants = {
+        "MPI, a loop": Contestant(lambda: loop(comm), rewrite),
+        "MPI, flat": Contestant(lambda: comm.Allreduce(MPI.IN_PLACE, flat), rewrite_flat),
+        "hpccoll, a loop": Contestant(lambda: loop(ours), rewrite),
+        "allreduce_many": Contestant(fused, rewrite),
+        "hpccoll, flat": Contestant(lambda: ours.Allreduce(MPI.IN_PLACE, flat), rewrite_flat),
+    }
+    times = Contest(comm, contestants).times(seconds)
     if comm.rank:
         return
     print_machine(comm)

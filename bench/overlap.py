@@ -11,8 +11,8 @@ from time import perf_counter
 
 import click
 import numpy as np
+from contest import Contest, Contestant, print_machine
 from mpi4py import MPI
-from rounds import medians, print_machine
 
 import hpccoll
 from hpccoll.benchmark.command import size
@@ -20,8 +20,8 @@ from hpccoll.benchmark.command import size
 
 @click.command()
 @click.option("-b", "--nbytes", type=size, default="64M", show_default=True)
-@click.option("--rounds", default=15, show_default=True, help="Samples of each candidate.")
-def main(nbytes: int, rounds: int) -> None:
+@click.option("--seconds", default=10.0, show_default=True, help="Time for all.")
+def main(nbytes: int, seconds: float) -> None:
     comm = MPI.COMM_WORLD
     ours = hpccoll.Comm(comm)
     x = np.random.default_rng(comm.rank).random(nbytes // 4, np.float32)
@@ -31,10 +31,10 @@ def main(nbytes: int, rounds: int) -> None:
     def exchange() -> None:
         ours.Iallreduce(x, out).Wait()
 
-    seconds = medians(comm, {"": exchange}, rounds=5)[""] * 1e-6
+    alone = Contest(comm, {"": Contestant(exchange)}).times(1.0)[""] * 1e-6
     comm.Barrier()
     started, turns = perf_counter(), 0
-    while perf_counter() - started < seconds:
+    while perf_counter() - started < alone:
         np.sin(small)
         turns += 1
     turns = comm.bcast(turns)
@@ -48,17 +48,13 @@ def main(nbytes: int, rounds: int) -> None:
         work()
         request.Wait()
 
-    times = medians(
-        comm,
-        {
-            "exchange": exchange,
-            "work": work,
-            "both at once": lambda: beside(ours),
-            "both at once, MPI's Iallreduce": lambda: beside(comm),
-        },
-        rounds=rounds,
-        before=lambda name: None,
-    )
+    contestants = {
+        "exchange": Contestant(exchange),
+        "work": Contestant(work),
+        "both at once": Contestant(lambda: beside(ours)),
+        "both at once, MPI's Iallreduce": Contestant(lambda: beside(comm)),
+    }
+    times = Contest(comm, contestants).times(seconds)
     if comm.rank:
         return
     print_machine(comm)

@@ -11,12 +11,10 @@ from contextlib import ExitStack
 
 import click
 import numpy as np
+from contest import CALLS, Contest, Contestant, print_machine
 from mpi4py import MPI
-from rounds import medians, print_machine
 
 import hpccoll
-
-CALLS = 200
 
 
 def candidates(
@@ -50,14 +48,15 @@ def candidates(
 
 
 @click.command()
-@click.option("--rounds", default=200, show_default=True, help="Samples of each candidate.")
-def main(rounds: int) -> None:
+@click.option("--seconds", default=2.0, show_default=True, help="Time per size.")
+def main(seconds: float) -> None:
     comm = MPI.COMM_WORLD
     ours = hpccoll.Comm(comm)
     for nbytes in (8, 1024, 4096):
         with ExitStack() as stack:
             calls = candidates(comm, ours, nbytes, stack)
-            times = medians(comm, calls, rounds=rounds, calls=CALLS)
+            contestants = {name: Contestant(call) for name, call in calls.items()}
+            times = Contest(comm, contestants, CALLS).times(seconds)
         if comm.rank:
             continue
         if nbytes == 8:
