@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, final
 
+from typing_extensions import disjoint_base
+
 from hpccoll._plans import Plan, Turn
 
 @final
@@ -15,6 +17,7 @@ class Line:
 
     def hand_over(self, queue: Any, request: Persistent, ticket: Any) -> bool: ...
 
+@disjoint_base
 class Persistent:
     """A collective call that is prepared once and started many times."""
 

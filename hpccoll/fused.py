@@ -19,7 +19,7 @@ from hpccoll.arrays import Door, operand_of, operation_of, target_of
 from hpccoll.buffers import Array
 from hpccoll.calls import Caller
 from hpccoll.channel import channel_of
-from hpccoll.jobs import Job
+from hpccoll.jobs import Job, check_output
 from hpccoll.ops import Operation, check_type
 from hpccoll.pattern import Pattern
 from hpccoll.placement import raise_first
@@ -342,11 +342,12 @@ class Bucketer:
             The array cannot be reduced in place.
         """
         with Caller("Bucketer.ready", self._comm):
+            if isinstance(array, (bool, int, float, complex, np.generic)):
+                message = f"{name!r} is a scalar of type {type(array).__name__}; wanted an array"
+                raise TypeError(message)
             x = operand_of(self._door, array).array
             check_type(self._operation, x.dtype.newbyteorder("="))
-            if not x.flags.writeable:
-                message = f"{name!r} is read-only; wanted a writable array"
-                raise BufferError(message)
+            check_output(x, repr(name))
             if name in self._ready:
                 message = f"{name!r} was declared ready in this step; wait() ends it"
                 raise ValueError(message)

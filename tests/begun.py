@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from inputs import contribution
+from inputs import contribution, expected
 from mpi4py import MPI
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,8 +54,19 @@ def uneven(size: int, count: int) -> list[int]:
     return [(rank % 3) * count + rank // 2 for rank in range(size)]
 
 
-def _data(comm: MPI.Intracomm, count: int, seed: int) -> Array:
-    return contribution(comm.rank, count, "float64", "sum", comm.size, seed)
+PERIOD = 4099
+"""Long vectors repeat after so many elements: a prime, so that no chunk looks like another."""
+
+
+def mine(comm: MPI.Intracomm, n: int, seed: int = 0) -> Array:
+    """Return what this rank brings to a sum or an order."""
+    part = contribution(comm.rank, min(n, PERIOD), "float64", "sum", comm.size, seed)
+    return np.resize(part, n)
+
+
+def total(comm: MPI.Intracomm, n: int, seed: int = 0) -> Array:
+    """Return the sum of what all ranks bring."""
+    return np.resize(expected(min(n, PERIOD), "float64", "sum", comm.size, seed), n)
 
 
 def _call(
@@ -71,7 +82,7 @@ def _call(
     def fill(seed: int) -> None:
         result[...] = -seed - 1
         if x is not None:
-            x[brings] = _data(comm, x[brings].size, seed)
+            x[brings] = mine(comm, x[brings].size, seed)
 
     return Prepared(name, arguments, result, fill)
 
@@ -176,7 +187,7 @@ def _barrier(comm, n):
 CASES: dict[str, Callable[[MPI.Intracomm, int], Prepared]] = {
     name[1:]: case
     for name, case in list(globals().items())
-    if name.startswith("_") and name not in ("_data", "_call") and callable(case)
+    if name.startswith("_") and name != "_call" and callable(case)
 }
 """By name: ``CASES[name](comm, n)`` makes `Prepared` for about `n` elements."""
 

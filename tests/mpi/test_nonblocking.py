@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from begun import CASES, reference
-from inputs import contribution, expected
+from begun import CASES, mine, reference, total
 from launch import Launcher
 from mpi4py import MPI
 
@@ -26,14 +25,6 @@ def wrapped_comm(request, comm, monkeypatch):
     """Give a communicator on the node path, and one that sends messages."""
     monkeypatch.setenv("HPCCOLL_NODE", request.param)
     return hpccoll.Comm(comm)
-
-
-def total(comm, n, seed=0):
-    return expected(n, "float64", "sum", comm.size, seed)
-
-
-def mine(comm, n, seed=0):
-    return contribution(comm.rank, n, "float64", "sum", comm.size, seed)
 
 
 def check_next_calls(comm, n=100):

@@ -5,8 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from begun import CASES, reference
-from inputs import contribution, expected
+from begun import CASES, mine, reference, total
 from mpi4py import MPI
 
 import hpccoll
@@ -22,14 +21,6 @@ def wrapped_comm(request, comm, monkeypatch):
     return hpccoll.Comm(comm)
 
 
-def mine(comm, n, seed=0):
-    return contribution(comm.rank, n, "float64", "sum", comm.size, seed)
-
-
-def total(comm, n, seed=0):
-    return expected(n, "float64", "sum", comm.size, seed)
-
-
 # Results.
 
 
@@ -38,7 +29,7 @@ def total(comm, n, seed=0):
 def test_every_run_has_the_bits_of_the_blocking_call(wrapped, name, n):
     call = CASES[name](wrapped, n)
     request = call.prepare(wrapped)
-    for seed in range(4):
+    for seed in range(3):
         call.fill(seed)
         assert not request.active
         request.Start()
@@ -63,13 +54,13 @@ def test_large_ones(wrapped):
         assert request.freed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_several_started_together_and_waited_for_in_any_order(wrapped, seed):
     sizes = [4, 30, 20_000, 8, 50_000, 1]
     arrays = [(np.empty(n), np.empty(n)) for n in sizes]
     requests = [wrapped.Allreduce_init(x, out) for x, out in arrays]
     order = np.random.default_rng([seed, wrapped.rank])
-    for step in range(5):
+    for step in range(3):
         for k, (x, _) in enumerate(arrays):
             x[:] = mine(wrapped, len(x), step + k)
         starts = np.random.default_rng([seed, step]).permutation(len(sizes)).tolist()
@@ -87,7 +78,7 @@ def test_in_company_of_all_others(wrapped):
     n = 50
     x, out, between, begun = np.empty(n), np.empty(n), np.empty(n), np.empty(3000)
     request = wrapped.Allreduce_init(x, out)
-    for step in range(20):
+    for step in range(9):
         x[:] = mine(wrapped, n, step)
         if step % 2:
             other = wrapped.Iallreduce(mine(wrapped, 3000, step), begun)
@@ -107,7 +98,7 @@ def test_in_company_of_all_others(wrapped):
 
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter_without_counts", "allgatherv"])
 def test_prepared_while_others_are_under_way(wrapped, name):
-    for seed in range(10):
+    for seed in range(4):
         outs = [np.empty(30_000) for _ in range(4)]
         others = [wrapped.Iallreduce(mine(wrapped, 30_000, k), out) for k, out in enumerate(outs)]
         call = CASES[name](wrapped, 100)
