@@ -87,7 +87,7 @@ def test_reduce_scatter(comm, name):
     size, rank = comm.size, comm.rank
     for number, dtype in enumerate(DTYPES):
         ops = [op for op in OPS if supports(dtype, op)]
-        for k, rows in enumerate(splits(size)):
+        for k, rows in list(enumerate(splits(size)))[number % 2 :: 2]:
             op = ops[(number + k) % len(ops)]
             shape = (sum(rows), 3) if k % 2 else (sum(rows),)
             wanted = total(comm, shape, dtype, op)[slices(rows)[rank]]
@@ -121,8 +121,8 @@ def test_reduce_scatter_cuts_as_numpy_does(comm):
 
 @pytest.mark.parametrize("name", names("allgather"))
 def test_allgather(comm, name):
-    for dtype in DTYPES:
-        for k, rows in enumerate(splits(comm.size)):
+    for number, dtype in enumerate(DTYPES):
+        for k, rows in list(enumerate(splits(comm.size)))[number % 2 :: 2]:
             rest = (3,) if k % 2 else ()
             wanted = joined(comm, rows, rest, dtype)
             x = filled(of_rank(comm, comm.rank, (rows[comm.rank], *rest), dtype))
@@ -150,12 +150,11 @@ def test_allgather(comm, name):
 @pytest.mark.parametrize("name", names("reduce"))
 def test_reduce(comm, name):
     roots = itertools.cycle(range(comm.size))
-    for dtype in DTYPES:
+    shapes = itertools.cycle([((7,), None), ((), None), ((0, 3), None), ((40, 30), 1000)])
+    for number, dtype in enumerate(DTYPES):
         ops = [op for op in OPS if supports(dtype, op)]
-        for op, shape, segment in zip(
-            ops, itertools.cycle([(7,), (), (0, 3), (40, 30)]), itertools.cycle([None, 40])
-        ):
-            root = next(roots)
+        for op in ops[number % 3 :: 3]:
+            (shape, segment), root = next(shapes), next(roots)
             x, out = filled(mine(comm, shape, dtype, op)), filled(mine(comm, shape, dtype, op, 5))
             wanted = total(comm, shape, dtype, op)
             options = {"comm": comm, "algorithm": name, "segment_bytes": segment}
@@ -408,7 +407,6 @@ FORMS = {
         "counts as an array": lambda c, x, o: ([x, own(c)], [o, np.array(counts(c), "i4")]),
         "all four": lambda c, x, o: ([x, own(c)], [o, counts(c), gaps(c), MPI.DOUBLE]),
         "pair": lambda c, x, o: ([x, own(c)], [o, (counts(c), gaps(c))]),
-        "pair as a list": lambda c, x, o: ([x, own(c)], [o, [counts(c), gaps(c)], "d"]),
         "pair, type": lambda c, x, o: ([x, own(c)], [o, (counts(c), gaps(c)), MPI.DOUBLE]),
         "no displacements": lambda c, x, o: ([x, own(c)], [o, counts(c), None, MPI.DOUBLE]),
         "pair, none": lambda c, x, o: ([x, own(c)], [o, (counts(c), None), MPI.DOUBLE]),
@@ -439,7 +437,6 @@ FORMS = {
     "Reduce_scatter": {
         "arrays": lambda c, x, o: (longer(c, x), o[:12]),
         "types": lambda c, x, o: ([longer(c, x), "d"], [o[:12], MPI.DOUBLE]),
-        "counts": lambda c, x, o: ([longer(c, x), sum(counts(c))], o, counts(c)),
         "counts and own": lambda c, x, o: (longer(c, x)[: sum(counts(c))], [o, own(c)], counts(c)),
         "array of counts": lambda c, x, o: (
             [longer(c, x), sum(counts(c)), "d"],
@@ -536,9 +533,10 @@ def test_a_form_does_what_it_does_in_mpi4py(comm, method, form):
 @pytest.mark.parametrize(("collective", "name"), ALL)
 def test_methods_take_the_communicator_s_algorithm(comm, collective, name):
     size, rank, root = comm.size, comm.rank, comm.size - 1
+    types = itertools.cycle(["float32", "float16", "complex128", "int8", "float64"])
     for count, segment in ((1, None), (5, 16), (3000, 1024)):
         wrapped = hpccoll.Comm(comm, algorithm=name, segment_bytes=segment)
-        for dtype in ("float32", "float16", "complex128", "int8"):
+        for dtype in (next(types), next(types)):
             values, whole = mine(comm, size * count, dtype), total(comm, size * count, dtype)
             chunk = slice(rank * count, (rank + 1) * count)
             x = filled(values)
@@ -827,7 +825,7 @@ def random_calls(comm, rng, turns):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_of_them_one_after_another(comm, seed):
-    random_calls(comm, random.Random(seed), 150)
+    random_calls(comm, random.Random(seed), 100)
 
 
 def test_sub_communicators(comm):
