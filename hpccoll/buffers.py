@@ -295,15 +295,17 @@ def _of_buffer(argument: str, x: object, typed: bool = False) -> Array | None:
     return None
 
 
-def _of_dlpack(x: Any, typed: bool) -> Array:
+def _of_dlpack(x: Any, typed: bool) -> Array | None:
     """Return an array on what DLPack exports, with mpi4py's view of whether it may be written.
 
-    Exporters older than version 1 of DLPack cannot tell. NumPy takes their memory for read-only,
-    and does not know all types.
+    Exporters older than version 1 of DLPack cannot tell. NumPy takes their memory for read-only.
     """
     from mpi4py import MPI
 
-    array: Array | None = None if typed else np.from_dlpack(x)
+    try:
+        array: Array | None = None if typed else np.from_dlpack(x)
+    except (BufferError, RuntimeError):  # of a type that NumPy does not take, as a long double
+        return None
     if array is not None and (array.flags.writeable or not array.flags.c_contiguous):
         return array
     try:

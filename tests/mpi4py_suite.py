@@ -104,18 +104,17 @@ def put_in(case: type[unittest.TestCase]) -> None:
 
 
 def mend_dlpack(double: Any) -> None:
-    """Have mpi4py's stand-in for a DLPack library keep its tensors: consumers outlive the capsule.
+    """Have mpi4py's stand-in for a DLPack library keep its tensors.
 
-    It frees them with the capsule, which mpi4py keeps and NumPy, by the protocol, does not.
+    It frees them with the capsule, which mpi4py holds on to and NumPy, as the protocol has it, not.
     """
-    make = double.make_dl_managed_tensor
-    kept: list[Any] = []
+    make, kept = double.make_py_capsule, []
 
-    def keeping(*arguments: Any) -> Any:
-        kept.append(make(*arguments))
-        return kept[-1]
+    def keeping(managed: Any, owned: bool = True) -> Any:
+        kept.append(managed)
+        return make(managed, owned=False)
 
-    double.make_dl_managed_tensor = keeping
+    double.make_py_capsule = keeping
 
 
 def cases(folder: str, plain: bool) -> list[unittest.TestCase]:
