@@ -35,6 +35,13 @@ import hpccoll
 MODES = ((1.0, 1, 2), (0.5, 4, 3))
 """The solution: the sum of c sin(a pi x) sin(b pi y) over these (c, a, b)."""
 
+LEFT = 4
+"""The most that a residual of 1 leaves of the error, over the number of cells along a side.
+
+All of the error at one point, and in the direction of the least eigenvalue: the root mean square
+of f over that eigenvalue. For these modes it is 3.4, on the smallest grid 3.6.
+"""
+
 SOLVERS = ("plain", "fused", "persistent")
 
 
@@ -184,6 +191,10 @@ class Result(NamedTuple):
     seconds: float
     reducing: float
 
+    def is_right(self, n: int, tolerance: float) -> bool:
+        accurate = self.error <= grid_error(n) + LEFT * n * self.residual
+        return self.same_bytes and self.residual <= 2 * tolerance and accurate
+
 
 def solve(domain: Domain, comm: MPI.Intracomm, solver: str, tolerance: float) -> Result:
     cart = domain.cart
@@ -205,10 +216,10 @@ def solve(domain: Domain, comm: MPI.Intracomm, solver: str, tolerance: float) ->
 
 
 def show(results: dict[tuple[str, str], list[Result]], bound: float) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("solver", "reductions by"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("solver", "Allreduce"):
         table.add_column(column)
-    for column in ("iterations", "residual", "error", "solve ms", "reductions", "ms", "us each"):
+    for column in ("steps", "residual", "error", "solve ms", "calls", "their ms", "us each"):
         table.add_column(column, justify="right")
     for (solver, name), runs in results.items():
         one = runs[0]
@@ -216,15 +227,15 @@ def show(results: dict[tuple[str, str], list[Result]], bound: float) -> None:
         row = (solver, name, f"{one.iterations}", f"{one.residual:.1e}", f"{one.error:.3e}")
         times = f"{1e3 * reducing:.2f}", f"{1e6 * reducing / one.calls:.1f}"
         table.add_row(*row, f"{1e3 * seconds:.1f}", f"{one.calls}", *times)
-    Console(width=100, highlight=False).print(table)
+    Console(width=120, highlight=False).print(table)
     print(f"the grid's own error is at most {bound:.3e}; times: slowest rank, median of repeats;")
-    print("a reduction's time includes the wait for the rank that comes last")
+    print("the time of a call includes the wait for the rank that comes last")
 
 
 @click.command(help=__doc__.replace("\n\n", "\n\n\b\n"))
-@click.option("--grid", type=click.IntRange(4), default=128, help="Cells along a side.")
+@click.option("--grid", type=click.IntRange(4), default=64, help="Cells along a side.")
 @click.option("--tolerance", type=click.FloatRange(1e-12, 0.1), default=1e-8, help="Residual.")
-@click.option("--repeats", type=click.IntRange(1), default=7, help="Timed ones, after one more.")
+@click.option("--repeats", type=click.IntRange(1), default=5, help="Timed ones, after one more.")
 @click.pass_context
 def main(context: click.Context, grid: int, tolerance: float, repeats: int) -> None:
     world = MPI.COMM_WORLD
@@ -237,16 +248,13 @@ def main(context: click.Context, grid: int, tolerance: float, repeats: int) -> N
         for (solver, name), runs in results.items():
             runs.append(solve(domain, comms[name], solver, tolerance))
     domain.free()
-    bound = grid_error(grid)
     everything = [run for runs in results.values() for run in runs]
     counts = [run.iterations for run in everything]
-    good = max(counts) - min(counts) <= 1 and all(
-        run.same_bytes and run.residual <= 2 * tolerance and run.error <= bound + 10 * tolerance * grid
-        for run in everything
-    )
+    good = all(run.is_right(grid, tolerance) for run in everything)
+    good = good and max(counts) - min(counts) <= 1
     if world.rank == 0:
         print(f"{world.size} ranks, {grid} x {grid} cells, tolerance {tolerance:g}")
-        show({case: runs[1:] for case, runs in results.items()}, bound)
+        show({case: runs[1:] for case, runs in results.items()}, grid_error(grid))
         print("all agree" if good else "THE SOLVERS DISAGREE, or miss the solution", flush=True)
     context.exit(0 if good else 1)
 
