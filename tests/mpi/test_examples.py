@@ -133,3 +133,72 @@ def test_options_that_make_no_sense_are_refused(capfd, options):
         load_example("train_digits").main(options)
     assert caught.value.code == 2
     assert options[0] in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return load_example("poisson_cg")
+
+
+def solutions(poisson, comm, n, tolerance=1e-9):
+    """Solve by each solver with each communicator."""
+    domain = poisson.Domain(comm, n)
+    comms = {"MPI": domain.cart, "hpccoll": hpccoll.Comm(domain.cart)}
+    results = {
+        (solver, name): poisson.solve(domain, reducer, solver, tolerance)
+        for solver in poisson.SOLVERS
+        for name, reducer in comms.items()
+    }
+    assert comms["hpccoll"].last_call.path != "native"
+    domain.free()
+    return results
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("n", [13, 24])
+def test_the_error_of_poisson_is_that_of_the_grid(poisson, comm, n):
+    coarse, fine = (solutions(poisson, comm, cells) for cells in (n, 2 * n))
+    for cells, results in ((n, coarse), (2 * n, fine)):
+        counts = [result.iterations for result in results.values()]
+        assert n < min(counts) <= max(counts) <= min(counts) + 1
+        for (solver, _), result in results.items():
+            assert result.same_bytes
+            assert result.residual < 1.1e-9
+            assert result.error < poisson.grid_error(cells) + poisson.LEFT * cells * 1.1e-9
+            sums = 2 if solver == "plain" else 1
+            assert result.calls == 1 + sums * result.iterations
+    for case, result in coarse.items():
+        assert 3.6 < result.error / fine[case].error < 4.4
+
+
+@pytest.mark.limit(120)
+def test_poisson_prints_what_it_measured(poisson, capfd):
+    assert poisson.main(["--grid", "20", "--repeats", "1"], standalone_mode=False) == 0
+    output = capfd.readouterr().out
+    if MPI.COMM_WORLD.rank:
+        assert output == ""
+        return
+    rows = re.findall(r"^ *(\w+) +(MPI|hpccoll) +(\d+) +\S+ +(\S+) ", output, re.MULTILINE)
+    cases = [(solver, name) for solver in poisson.SOLVERS for name in ("MPI", "hpccoll")]
+    assert [(solver, name) for solver, name, _, _ in rows] == cases
+    assert all(0 < float(error) < poisson.grid_error(20) for *_, error in rows)
+    assert output.endswith("all agree\n")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.limit(120)
+def test_blocks_of_poisson_that_do_not_meet_are_noticed(poisson, capfd, monkeypatch):
+    monkeypatch.setattr(poisson.Domain, "exchange", lambda self: None)
+    assert poisson.main(["--grid", "16", "--repeats", "1"], standalone_mode=False) == 1
+    output = capfd.readouterr().out
+    assert "all agree" not in output
+    if MPI.COMM_WORLD.rank == 0:
+        assert output.splitlines()[-1].startswith("THE SOLVERS DISAGREE")
+
+
+@pytest.mark.parametrize("options", [["--grid", "3"], ["--tolerance", "2"], ["--repeats", "0"]])
+def test_options_that_poisson_cannot_take_are_refused(poisson, capfd, options):
+    with pytest.raises(SystemExit) as caught:
+        poisson.main(options)
+    assert caught.value.code == 2
+    assert options[0] in capfd.readouterr().err
