@@ -23,6 +23,7 @@ class Persistent:
 
     active: bool
     freed: bool
+    has_run: bool
 
     def __init__(
         self,

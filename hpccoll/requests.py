@@ -124,6 +124,8 @@ class PersistentRequest(Persistent):
     which they were started, which is the same on all ranks.
     """
 
+    _ran: Plan | None = None
+
     def __init__(self, comm: Any, call: str, job: Job | Deferred) -> None:
         self._comm, self._call = comm, call
         progress = progress_of(comm, call)
@@ -159,7 +161,8 @@ class PersistentRequest(Persistent):
 
     def _run(self, channel: Channel) -> Plan:
         if self.bound is None:
-            return self._job.run(channel)
+            self._ran = self._job.run(channel)
+            return self._ran
         if self._progress.line.closed:
             with channel.turn:
                 channel.settle()
@@ -185,7 +188,8 @@ class PersistentRequest(Persistent):
     @property
     def call(self) -> Call | None:
         """What the last run did on this rank; None before the first."""
-        return None if self.bound is None else call_of(self.bound)
+        plan = self.bound if self.has_run else self._ran
+        return None if plan is None else call_of(plan)
 
     def sentence(self, method: str, state: str) -> str:
         """Return the text of an error."""

@@ -80,6 +80,7 @@ cdef class Persistent:
     cdef bint small
     cdef readonly bint active
     cdef readonly bint freed
+    cdef readonly bint has_run
 
     def __init__(self, Line line, queue, take_over, complete):
         self.line = line
@@ -121,6 +122,7 @@ cdef class Persistent:
         self.turn.take()
         try:
             self.plan.execute(<char *> self.source, <char *> self.target)
+            self.has_run = True
         except BaseException:
             self.line.closed = True
             self.on_failure(self.plan)
@@ -157,13 +159,18 @@ cdef class Persistent:
         """
         if not self.active:
             return True
-        self.active = False
         if self.line.held is self:
             self.line.held = None
+            self.active = False
             self.run_bound()
-        else:
-            ticket, self.ticket = self.ticket, None
-            self.complete(ticket)
+            return True
+        try:
+            self.complete(self.ticket)
+        finally:
+            # Not where it was interrupted: the call goes on, and can be waited for again.
+            if self.ticket.done:
+                self.active = False
+                self.ticket = None
         return True
 
     def Test(self, status=None):
