@@ -155,7 +155,7 @@ def solutions(poisson, comm, n, tolerance=1e-9):
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("n", [13, 24])
+@pytest.mark.parametrize("n", [11, 16])
 def test_the_error_of_poisson_is_that_of_the_grid(poisson, comm, n):
     coarse, fine = (solutions(poisson, comm, cells) for cells in (n, 2 * n))
     for cells, results in ((n, coarse), (2 * n, fine)):
