@@ -77,6 +77,15 @@ class Job:
                 self.x = x = x.reshape(out.shape)
                 if buffers.same_memory(x, out):
                     self.x = None
+            elif (
+                self.pattern.collective == "allgather"
+                and x.flags.c_contiguous
+                and out.flags.c_contiguous
+                and out.size == self.count
+            ):
+                own = out.reshape(-1)[slice(*self.pattern.brings(rank, size, self.count))]
+                if buffers.same_memory(x.reshape(-1), own):
+                    self.x = None
         if self.operation is not None:
             check_type(self.operation, self.dtype)
         for array, name, wanted in (

@@ -603,6 +603,12 @@ def test_the_last_call_says_whether_it_was_in_place(comm):
             assert not wrapped.last_call.in_place
             wrapped.Allgather(IN_PLACE, whole)
             assert wrapped.last_call.in_place
+            hpccoll.allgather(whole[rank * count :][:count], out=whole, comm=wrapped)
+            assert wrapped.last_call.in_place
+            wrapped.Allgather(whole[rank * count :][:count], whole)
+            assert wrapped.last_call.in_place
+            wrapped.Allgatherv(whole[rank * count :][:count], whole)
+            assert wrapped.last_call.in_place
             wrapped.Reduce(x, np.empty(count))
             assert not wrapped.last_call.in_place
             wrapped.Reduce(IN_PLACE if rank == 0 else x, x)
