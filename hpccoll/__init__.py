@@ -13,33 +13,45 @@ from hpccoll.traffic import Simulation
 
 if TYPE_CHECKING:
     from hpccoll.calls import Call
-    from hpccoll.collectives import (
-        allgather,
-        allreduce,
-        barrier,
-        broadcast,
-        reduce,
-        reduce_scatter,
-    )
+    from hpccoll.collectives import allgather, allreduce, barrier, broadcast, reduce, reduce_scatter
     from hpccoll.comm import Comm
+    from hpccoll.fused import Bucketer, allreduce_many
     from hpccoll.information import info
+    from hpccoll.nonblocking import (
+        Handle,
+        iallgather,
+        iallreduce,
+        ibarrier,
+        ibroadcast,
+        ireduce,
+        ireduce_scatter,
+    )
     from hpccoll.shared import empty, full, is_shared, shared_arrays, zeros
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
+    "Bucketer",
     "Call",
     "Comm",
+    "Handle",
     "Simulation",
     "algorithms",
     "allgather",
     "allreduce",
+    "allreduce_many",
     "barrier",
     "broadcast",
     "empty",
     "full",
+    "iallgather",
+    "iallreduce",
+    "ibarrier",
+    "ibroadcast",
     "info",
+    "ireduce",
+    "ireduce_scatter",
     "is_shared",
     "reduce",
     "reduce_scatter",
@@ -49,15 +61,24 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Bucketer": "hpccoll.fused",
     "Call": "hpccoll.calls",
     "Comm": "hpccoll.comm",
+    "Handle": "hpccoll.nonblocking",
     "allgather": "hpccoll.collectives",
     "allreduce": "hpccoll.collectives",
+    "allreduce_many": "hpccoll.fused",
     "barrier": "hpccoll.collectives",
     "broadcast": "hpccoll.collectives",
     "empty": "hpccoll.shared",
     "full": "hpccoll.shared",
+    "iallgather": "hpccoll.nonblocking",
+    "iallreduce": "hpccoll.nonblocking",
+    "ibarrier": "hpccoll.nonblocking",
+    "ibroadcast": "hpccoll.nonblocking",
     "info": "hpccoll.information",
+    "ireduce": "hpccoll.nonblocking",
+    "ireduce_scatter": "hpccoll.nonblocking",
     "is_shared": "hpccoll.shared",
     "reduce": "hpccoll.collectives",
     "reduce_scatter": "hpccoll.collectives",

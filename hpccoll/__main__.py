@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from hpccoll import __version__
-from hpccoll.algorithms import COLUMNS, LEGEND, table_rows
+from hpccoll.algorithms import COLLECTIVES, COLUMNS, legend, table_rows
 from hpccoll.benchmark.command import bench, size, start_mpi
 from hpccoll.information import launcher_rank
 from hpccoll.simulator import ALPHA, ALPHA_WITHIN, BETA, BETA_WITHIN, GAMMA
@@ -29,9 +29,13 @@ def cli() -> None:
 cli.add_command(bench)
 
 
+COLLECTIVE = click.Choice(list(COLLECTIVES))
+
+
 @cli.command()
-def algorithms() -> None:
-    """List the algorithms."""
+@click.argument("collective", type=COLLECTIVE, default="allreduce")
+def algorithms(collective: str) -> None:
+    """List the algorithms of a collective, allreduce by default."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -41,10 +45,10 @@ def algorithms() -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, no_wrap=column == "name")
-    for row in table_rows():
+    for row in table_rows(collective):
         table.add_row(*row)
     console.print(table)
-    console.print(f"{LEGEND}.", markup=False)
+    console.print(f"{legend(collective)}.", markup=False)
 
 
 @cli.command(context_settings={"show_default": True})
@@ -52,6 +56,9 @@ def algorithms() -> None:
 @click.option("--size", "-p", "ranks", type=click.IntRange(1), required=True, help="Ranks.")
 @click.option("--nbytes", "-b", type=size, metavar="SIZE", help="Bytes of the vector: 1M, 64K.")
 @click.option("--count", type=click.IntRange(0), help="Elements of the vector, instead.")
+@click.option("--collective", type=COLLECTIVE, default="allreduce", help="What it is to do.")
+@click.option("--root", type=click.IntRange(0), default=0, help="Root, of reduce and broadcast.")
+@click.option("--counts", help="Elements of each rank's chunk (5,0,3), where chunks differ.")
 @click.option("--itemsize", type=click.IntRange(1), default=4, help="Bytes per element.")
 @click.option("--nodes", help="Ranks on each node (4,4), or a node number for each rank (0,1,0,1).")
 @click.option("--alpha", type=float, default=ALPHA, help="Seconds per message.")
@@ -72,6 +79,9 @@ def simulate(
     ranks: int,
     nbytes: int | None,
     count: int | None,
+    collective: str,
+    root: int,
+    counts: str | None,
     itemsize: int,
     nodes: str | None,
     alpha: float,
@@ -84,15 +94,23 @@ def simulate(
 
     ALGORITHM is a name that `hpccoll algorithms` lists.
     """
-    if (nbytes is None) == (count is None):
-        message = "give one of --nbytes and --count"
+    given = [value is not None for value in (nbytes, count, counts)]
+    if collective == "barrier" and any(given):
+        message = "a barrier has no vector: leave out --nbytes, --count and --counts"
+        raise click.UsageError(message)
+    if collective != "barrier" and sum(given) != 1:
+        message = "give one of --nbytes and --count, or --counts"
         raise click.UsageError(message)
     try:
+        chunks = None if counts is None else _numbers(counts)
         simulation = run_simulation(
             algorithm,
             size=ranks,
             nbytes=nbytes,
             count=count,
+            collective=collective,
+            root=root,
+            counts=chunks,
             itemsize=itemsize,
             nodes=nodes,
             alpha=alpha,
@@ -104,6 +122,14 @@ def simulate(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     click.echo(simulation)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        message = f"--counts is {text!r}; wanted a number of elements for each rank, such as 5,0,3"
+        raise click.UsageError(message)
+    return [int(part) for part in parts]
 
 
 @cli.command()

@@ -10,6 +10,9 @@ from hpccoll._plans import Levels, Loops, Plan
 ALIGNMENT: int
 FAILED_TAG: int
 DESIGNS: tuple[str, ...]
+COLLECTIVES: tuple[str, ...]
+ROOTED: tuple[str, ...]
+CHUNKED: tuple[str, ...]
 
 def slot_bytes(buffer_bytes: int) -> int: ...
 def can_read(process: int, there: int, here: int, nbytes: int) -> bool: ...
@@ -52,8 +55,8 @@ class NodePlan(Plan):
     nbytes: int
     disagrees: bool
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         node: Node,
         loops: Loops,
         *,
@@ -62,7 +65,10 @@ class NodePlan(Plan):
         kind: int,
         count: int,
         info: Any,
-    ) -> None: ...
+        collective: str = "allreduce",
+        root: int = 0,
+        starts: Sequence[int] = (),
+    ) -> Self: ...
     @property
     def design(self) -> str: ...
     @property

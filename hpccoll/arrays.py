@@ -15,7 +15,15 @@ from hpccoll import buffers
 from hpccoll.algorithms import AUTO, find
 from hpccoll.buffers import Array, Operand
 from hpccoll.channel import Channel
-from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_root, gathered
+from hpccoll.jobs import (
+    NOTHING,
+    Deferred,
+    Job,
+    check_counts,
+    check_output,
+    check_root,
+    gathered,
+)
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
 from hpccoll.selection import Settings
@@ -24,6 +32,15 @@ Result = Callable[[], Any]
 Names = tuple[str, str]
 
 NAMES = ("x", "out")
+
+IN_PLACE = {
+    "allreduce": "allreduce(x, out=x)",
+    "reduce": "reduce(x, out=x)",
+    "reduce_scatter": "reduce_scatter(x, out=x)",
+    "allgather": "allgather(x, out=out) of an x that is a part of out",
+    "broadcast": "broadcast(x)",
+}
+"""By function: what is called in place instead of with ``MPI.IN_PLACE``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,8 @@ class Door:
     ----------
     call : str
         For messages: the call that the user made.
+    collective : str
+        Which one it is.
     comm : mpi4py.MPI.Intracomm
         The ranks that take part.
     settings : Settings
@@ -41,6 +60,7 @@ class Door:
     """
 
     call: str
+    collective: str
     comm: MPI.Intracomm
     settings: Settings
 
@@ -71,7 +91,7 @@ class Door:
         if isinstance(algorithm, str) and algorithm != AUTO:
             find(algorithm, collective)
         settings.check()
-        return cls(call, comm, settings)
+        return cls(call, collective, comm, settings)
 
     def job(
         self,
@@ -84,27 +104,23 @@ class Door:
         after: Callable[[], object] | None = None,
     ) -> Job:
         """Return a checked job."""
-        job = Job(
-            self.call, self.settings, pattern, operation, x, out, names, count, after=after
-        )
+        job = Job(self.call, self.settings, pattern, operation, x, out, names, count, after=after)
         return job.check(self.comm.rank, self.comm.size)
 
 
 def allreduce(door: Door, x: Any, op: "str | MPI.Op", out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.allreduce`."""
     operation = operation_of(op)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     target, result = target_of(operand, out, operand.array.shape)
     return door.job(Pattern(), operation, operand.array, target, target.size), result
 
 
-def reduce(
-    door: Door, x: Any, op: "str | MPI.Op", root: int, out: Any
-) -> tuple[Job, Result]:
+def reduce(door: Door, x: Any, op: "str | MPI.Op", root: int, out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.reduce`."""
     operation = operation_of(op)
     check_root(root, door.comm.size)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, pattern = operand.array, Pattern("reduce", int(root))
     if door.comm.rank != root:
         return door.job(pattern, operation, source, None, source.size), lambda: None
@@ -117,7 +133,7 @@ def reduce_scatter(
 ) -> tuple[Job, Result]:
     """Return the job of `hpccoll.reduce_scatter`."""
     operation = operation_of(op)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, size, rank = operand.array, door.comm.size, door.comm.rank
     if source.ndim == 0:
         message = "x has no dimensions; wanted an array to be split along its first"
@@ -138,7 +154,7 @@ def allgather(
     door: Door, x: Any, out: Any, counts: Sequence[int] | None
 ) -> tuple[Job | Deferred, Result]:
     """Return the job of `hpccoll.allgather`."""
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source = operand.array.reshape(1) if operand.array.ndim == 0 else operand.array
     length, *rest = source.shape
     size, rank = door.comm.size, door.comm.rank
@@ -182,7 +198,7 @@ def allgather(
 def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     """Return the job of `hpccoll.broadcast`."""
     check_root(root, door.comm.size)
-    operand = operand_of(x)
+    operand = operand_of(door, x)
     source, pattern = operand.array, Pattern("broadcast", int(root))
     sending = door.comm.rank == root
     if out is not None:
@@ -192,12 +208,12 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     else:
         target, result = source, lambda: x
     if not sending:
-        return door.job(pattern, None, None, target, target.size, ("x", "x" if out is None else "out")), result
+        names = ("x", "x" if out is None else "out")
+        return door.job(pattern, None, None, target, target.size, names), result
     after = None
     if target is not source:
+        check_output(target, "out")
         after = lambda: np.copyto(target, source)  # noqa: E731
-        if out is not None:
-            after()  # what is wrong with `out` shows now
     return door.job(pattern, None, source, None, source.size, after=after), result
 
 
@@ -218,10 +234,10 @@ def operation_of(op: "str | MPI.Op") -> Operation:
     return operation
 
 
-def operand_of(x: Any) -> Operand:
+def operand_of(door: Door, x: Any) -> Operand:
     """Take what a rank brings."""
     if x is MPI.IN_PLACE:
-        message = "x is MPI.IN_PLACE; in place is out=x"
+        message = f"x is MPI.IN_PLACE; in place is {IN_PLACE.get(door.collective, 'out=x')}"
         raise TypeError(message)
     operand = buffers.of_array("x", x)
     if not buffers.is_number(operand.array.dtype):
@@ -230,9 +246,7 @@ def operand_of(x: Any) -> Operand:
     return operand
 
 
-def target_of(
-    operand: Operand, out: Any, shape: tuple[int, ...] | None
-) -> tuple[Array, Result]:
+def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tuple[Array, Result]:
     """Return where the result goes, and what gives it to the user.
 
     Parameters

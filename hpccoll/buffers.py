@@ -106,7 +106,7 @@ def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
     numbers_only = all(isinstance(number, (int, np.integer, type(None))) for number in rest)
     if len(rest) > 2 or not numbers_only:
         return None
-    array = _of_buffer(argument, buffer)
+    array = _of_buffer(argument, buffer, typed=datatype is not None)
     if array is None or not (array.flags.c_contiguous or array.flags.f_contiguous):
         return None
     if not array.flags.c_contiguous:
@@ -271,8 +271,11 @@ def _like_exporter(
     return result, lambda: namespace().from_dlpack(result)
 
 
-def _of_buffer(argument: str, x: object) -> Array | None:
-    """Return a NumPy array on the memory of an object, or None where that is not to be had."""
+def _of_buffer(argument: str, x: object, typed: bool = False) -> Array | None:
+    """Return a NumPy array on the memory of an object, or None where that is not to be had.
+
+    `typed` is whether the caller knows the type of the elements, and bytes will do.
+    """
     if isinstance(x, np.ndarray):
         return _plain(argument, x)
     from mpi4py import MPI
@@ -288,8 +291,27 @@ def _of_buffer(argument: str, x: object) -> Array | None:
         pass
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         device, _ = x.__dlpack_device__()
-        return np.from_dlpack(x) if device == 1 else None  # 1: host memory
+        return _of_dlpack(x, typed) if device == 1 else None  # 1: host memory
     return None
+
+
+def _of_dlpack(x: Any, typed: bool) -> Array:
+    """Return an array on what DLPack exports, with mpi4py's view of whether it may be written.
+
+    Exporters older than version 1 of DLPack cannot tell. NumPy takes their memory for read-only,
+    and does not know all types.
+    """
+    from mpi4py import MPI
+
+    array: Array | None = None if typed else np.from_dlpack(x)
+    if array is not None and (array.flags.writeable or not array.flags.c_contiguous):
+        return array
+    try:
+        memory = MPI.buffer.frombuffer(x)
+    except BufferError:  # read-only indeed
+        memory = MPI.buffer.frombuffer(x, readonly=True)
+    bytes_ = np.asarray(memory)
+    return bytes_ if array is None else bytes_.view(array.dtype).reshape(array.shape)
 
 
 def _dtype_of(datatype: Any) -> np.dtype[Any] | None:

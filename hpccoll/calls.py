@@ -31,8 +31,8 @@ class Call(NamedTuple):
         The operation ("other" for one without a name here, "none" where elements only move) and
         the caller's type.
     count, nbytes : int
-        Elements and bytes of the whole vector, of which this rank may have a chunk; -1, and `dtype` "unknown", where the MPI library ran the
-        call on a buffer that hpccoll does not understand.
+        Elements and bytes of the whole vector, of which this rank may have a chunk; -1, and `dtype`
+        "unknown", where the MPI library ran the call on a buffer that hpccoll does not understand.
     size : int
         Number of ranks.
     steps : int
@@ -113,12 +113,9 @@ def native_call(name: str, arguments: tuple[Any, ...], size: int) -> Call:
     collective = NATIVE_NAMES[name]
     op = next((part for part in arguments if isinstance(part, MPI.Op)), None)
     predefined = [known for object_, known in OPERATION_OBJECTS if object_ is op]
-    array = None
-    for part in arguments[:2]:
-        try:
-            array = buffers.of_spec(part) if array is None else array
-        except (TypeError, ValueError, BufferError):
-            array = None
+    # The whole vector is in the larger one, where the other one is for a chunk.
+    arrays = [array for part in arguments[:2] if (array := _understood(part)) is not None]
+    array = max(arrays, key=lambda array: array.size, default=None)
     return Call(
         collective=collective,
         path="native",
@@ -129,6 +126,13 @@ def native_call(name: str, arguments: tuple[Any, ...], size: int) -> Call:
         nbytes=-1 if array is None else array.nbytes,
         size=size,
     )
+
+
+def _understood(part: object) -> buffers.Array | None:
+    try:
+        return buffers.of_spec(part)
+    except (TypeError, ValueError, BufferError):
+        return None
 
 
 NATIVE_NAMES = {

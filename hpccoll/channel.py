@@ -8,7 +8,8 @@ Messages travel on the duplicate, so that they never meet the user's own.
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -39,6 +40,10 @@ MOST_TABLES = 64
 """When there are more sets of settings and patterns than this, all plans are made anew."""
 
 
+BACKGROUND_NAP = 50_000
+"""Longest nanoseconds between two looks at a message, of calls that run beside other work."""
+
+
 class Channel:
     """Private state of one communicator. Use `channel_of`, which makes or finds it.
 
@@ -54,12 +59,31 @@ class Channel:
         What they share there.
     memory, shared_memory : Memory
         Scratch memory of all plans; the second is such that the node shares.
+    spare_cores : bool
+        Whether a thread beside this rank has a core of its own.
     turn : Turn
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        private = MPI.Intracomm(comm).Dup()
+        self._open(MPI.Intracomm(comm).Dup(), background=False)
+
+    @classmethod
+    def on_private(cls, private: MPI.Intracomm, *, background: bool) -> "Channel":
+        """Make a channel of a communicator that nobody else uses. Collective.
+
+        Parameters
+        ----------
+        private : mpi4py.MPI.Intracomm
+            The communicator; the channel frees it.
+        background : bool
+            Whether calls run beside the work of their rank, and should leave it the core.
+        """
+        channel = cls.__new__(cls)
+        channel._open(private, background=background)
+        return channel
+
+    def _open(self, private: MPI.Intracomm, *, background: bool) -> None:
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
         self.turn = Turn()
@@ -77,18 +101,26 @@ class Channel:
             self.environment, sharing = private.bcast(mine, root=0)
             self.topology = discover(private)
             waiting = Waiting.agree(private, self.topology)
+            self.spare_cores = waiting.spare
             self.meeting = nodes.meet(
                 private, self.topology, sharing, waiting, self.transport.calls_otherwise
             )
         except ValueError:
             private.Free()  # the error is that of all ranks
             raise
-        if not self.topology.is_one_node:
+        if background:
+            self.transport.nap = BACKGROUND_NAP
+        elif not self.topology.is_one_node:
             self.transport.nap = waiting.nap_nanoseconds
         _channels.add(self)
 
     def _empty_shared(self, nbytes: int) -> Bytes:
         return empty_array(nbytes, self.meeting.region)
+
+    def scratch(self, purpose: str, nbytes: int) -> Bytes:
+        """Return memory of at least `nbytes` bytes, such as the node shares if it can be."""
+        memory = self.shared_memory if self.meeting.shares_scratch else self.memory
+        return memory.block(purpose, nbytes)
 
     def plans(self, settings: Settings, pattern: Pattern = ALLREDUCE) -> PlanCache:
         """Return the plans made with these settings for calls of this pattern."""
@@ -99,7 +131,7 @@ class Channel:
                     plans.clear()
                 self._plans.clear()
             names = OPERATION_OBJECTS if pattern.reduces else ((None, NO_OPERATION),)
-            found = PlanCache(names, MPI.IN_PLACE, self.turn, self._after_failure)
+            found = PlanCache(names, MPI.IN_PLACE, self.turn, self.after_failure)
             self._plans[settings, pattern] = found
         return found
 
@@ -160,7 +192,7 @@ class Channel:
         try:
             plan.run(source, target)
         except BaseException:
-            self._after_failure(plan)
+            self.after_failure(plan)
             raise
 
     def make_plan(self, task: Task, source: int, target: int) -> Plan:
@@ -187,7 +219,7 @@ class Channel:
             and task.reduction.loops.compiled
         )
 
-    def _after_failure(self, plan: Plan) -> None:
+    def after_failure(self, plan: Plan) -> None:
         """Note what is to be done before the next call: messages may still be under way."""
         if isinstance(plan, NodePlan) and plan.disagrees:
             self._out_of_step = True
@@ -232,8 +264,6 @@ class Channel:
             self.transport.close()
 
 
-_bookkeeping = threading.Lock()
-_creations: dict[int, threading.Lock] = {}
 _channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
 _forked = False
 
@@ -249,23 +279,102 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def _freed(comm: MPI.Comm, keyval: int, channel: Channel) -> None:
+def refuse_forked(call: str) -> None:
+    """Raise RuntimeError in a forked child; `call` is what the user called."""
+    if _forked:
+        message = (
+            f"{call}: called in a forked child (process {os.getpid()}, MPI was started in its "
+            f"parent, {os.getppid()}); MPI cannot be used there"
+        )
+        raise RuntimeError(message)
+
+
+class Closable(Protocol):
+    """What can hang on a communicator."""
+
+    def close(self) -> None:
+        """Give everything back. Collective, as the ``Free`` that leads here is."""
+
+
+Attached = TypeVar("Attached", bound=Closable)
+
+
+class Attachment(Generic[Attached]):
+    """Objects of one kind that hang on communicators, one each, as MPI attributes.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(comm)`` makes one.
+    """
+
+    def __init__(self, make: Callable[[MPI.Intracomm], Attached]) -> None:
+        self._make = make
+        self._keyval = MPI.KEYVAL_INVALID
+        self._bookkeeping = threading.Lock()
+        self._creations: dict[int, threading.Lock] = {}
+
+    def find(self, comm: MPI.Intracomm) -> Attached | None:
+        """Return what hangs on a communicator, or None. A local call."""
+        if self._keyval == MPI.KEYVAL_INVALID:
+            return None
+        return comm.Get_attr(self._keyval)  # type: ignore[return-value]
+
+    def of(self, comm: MPI.Intracomm) -> Attached:
+        """Return what hangs on a communicator; make it if it is not there."""
+        with self._bookkeeping:
+            if self._keyval == MPI.KEYVAL_INVALID:
+                # Without a copy function, a duplicate of the communicator starts without one.
+                self._keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
+        found = self.find(comm)
+        if found is not None:
+            return found
+        # One lock per communicator, since it may be held while other ranks are waited for: threads
+        # may come with their communicators in another order there.
+        handle = MPI._handleof(comm)
+        with self._bookkeeping:
+            creation = self._creations.setdefault(handle, threading.Lock())
+        with creation:
+            found = self.find(comm)
+            if found is None:
+                found = self._make(comm)
+                comm.Set_attr(self._keyval, found)
+        with self._bookkeeping:
+            self._creations.pop(handle, None)
+        return found
+
+
+def _freed(comm: MPI.Comm, keyval: int, attached: Closable) -> None:
     # Predefined communicators are never freed by a user; what comes here is MPI_Finalize, in which
     # MPI takes its duplicates down itself.
     if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        channel.close()
+        postponed: list[Closable] | None = getattr(_of_thread, "postponed", None)
+        if postponed is None:
+            attached.close()
+        else:
+            postponed.append(attached)
 
 
-_keyval = MPI.KEYVAL_INVALID
+_of_thread = threading.local()
+
+
+def postpone_closing() -> list[Closable]:
+    """Return a list in which what is to be closed in this thread is put instead.
+
+    MPICH frees a communicator that is being duplicated when that is done, in the middle of a call
+    of whoever finds it done.
+    """
+    postponed: list[Closable] = []
+    _of_thread.postponed = postponed
+    return postponed
+
+
+_attachment = Attachment(Channel)
 
 
 def find_channel(comm: MPI.Intracomm) -> Channel | None:
     """Return the channel that a communicator has already, or None. A local call."""
-    with _bookkeeping:
-        if _keyval == MPI.KEYVAL_INVALID:
-            return None
-    channel = comm.Get_attr(_keyval)
-    return channel if isinstance(channel, Channel) else None
+    return _attachment.find(comm)
 
 
 def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
@@ -283,30 +392,5 @@ def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
     RuntimeError
         In a forked child.
     """
-    global _keyval
-    if _forked:
-        message = (
-            f"{call}: called in a forked child (process {os.getpid()}, MPI was started in its "
-            f"parent, {os.getppid()}); MPI cannot be used there"
-        )
-        raise RuntimeError(message)
-    with _bookkeeping:
-        if _keyval == MPI.KEYVAL_INVALID:
-            # Without a copy function, a duplicate of the communicator starts without a channel.
-            _keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
-    channel = comm.Get_attr(_keyval)
-    if isinstance(channel, Channel):
-        return channel
-    # One lock per communicator, since it is held while other ranks are waited for: threads may come
-    # with their communicators in another order there.
-    handle = MPI._handleof(comm)
-    with _bookkeeping:
-        creation = _creations.setdefault(handle, threading.Lock())
-    with creation:
-        channel = comm.Get_attr(_keyval)
-        if not isinstance(channel, Channel):
-            channel = Channel(comm)
-            comm.Set_attr(_keyval, channel)
-    with _bookkeeping:
-        _creations.pop(handle, None)
-    return channel
+    refuse_forked(call)
+    return _attachment.of(comm)

@@ -10,10 +10,12 @@ from hpccoll.algorithms import AUTO
 from hpccoll.calls import Call, Caller, call_of, native_call
 from hpccoll.channel import channel_of
 from hpccoll.jobs import Deferred, Job
+from hpccoll.progress import settle_first_call
+from hpccoll.requests import NonblockingCalls
 from hpccoll.selection import Settings
 
 
-class Comm(MPI.Intracomm):
+class Comm(NonblockingCalls, MPI.Intracomm):
     """A communicator whose collectives run hpccoll's algorithms; a drop-in for mpi4py's.
 
     It is the same communicator: the same handle, equal to `comm`, with all methods of
@@ -88,6 +90,8 @@ class Comm(MPI.Intracomm):
     def note_call(self, call: "Plan | Call") -> None:
         """Remember what `last_call` tells."""
         if self._recent is None:
+            if self == MPI.COMM_NULL:  # freed while the call was under way
+                return
             self._recent = _comm.Recent(self.rank)
         self._recent.last = call
 
@@ -175,6 +179,16 @@ class Comm(MPI.Intracomm):
         """Begin to duplicate with hints, with the settings. Collective."""
         comm, request = super().Idup_with_info(info)
         return self._adopt(comm), request
+
+    def Free(self) -> None:  # noqa: N802
+        """Free the communicator. Collective; calls under way complete first."""
+        settle_first_call(self)
+        super().Free()
+
+    def Disconnect(self) -> None:  # noqa: N802
+        """Free the communicator when all its messages have arrived. Collective."""
+        settle_first_call(self)
+        super().Disconnect()
 
     def Shrink(self) -> "Comm":  # noqa: N802
         """Make a communicator of the ranks that have not failed, with the settings."""

@@ -262,9 +262,7 @@ class Places:
     keep: list[object] = field(default_factory=list)
 
 
-def _places(
-    memory: Memory, task: Task, rank: int, size: int, source: int, target: int
-) -> Places:
+def _places(memory: Memory, task: Task, rank: int, size: int, source: int, target: int) -> Places:
     """Find a place for the whole vector, of which the caller may have a part."""
     itemsize, pattern = task.reduction.dtype.itemsize, task.pattern
     brings = pattern.brings(rank, size, task.count)

@@ -63,6 +63,10 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
             what ranks of a node share ("arena", "window" or "none"), and ``reads_peers``, whether
             they may read each other's private memory; None where unknown, which is so until the
             first collective call on `comm`. ``note`` as above.
+        nonblocking : dict
+            ``progress``, how calls that were begun go on: by a "thread" of their communicator, or
+            "in test and wait" only, which is so below ``MPI.THREAD_MULTIPLE``; None where unknown.
+            ``note`` as above; it also says why there is no thread.
         cpu : dict
             ``model``, and ``cores_usable``: how many this process may run on.
         platform : str
@@ -73,7 +77,8 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
     Examples
     --------
     >>> sorted(info())
-    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'nodes', 'platform', 'versions']
+    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'nodes', 'nonblocking', 'platform',
+    'versions']
     >>> info()["kernel"]["target"] in info()["kernel"]["available"]
     True
     """
@@ -84,6 +89,7 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
         "mpi": mpi,
         "kernel": _kernel(),
         "nodes": _nodes(comm, started),
+        "nonblocking": _nonblocking(started, mpi["note"]),
         "cpu": {"model": _cpu_model(), "cores_usable": _cores_usable()},
         "platform": platform.platform(),
         "environment": environment(MINE),
@@ -191,6 +197,16 @@ def _nodes(comm: "MPI.Intracomm | None", started: bool) -> dict[str, Any]:
     }
 
 
+def _nonblocking(started: bool, note: str | None) -> dict[str, str | None]:
+    if not started:
+        return {"progress": None, "note": f"not known: MPI is {note}"}
+    try:
+        from hpccoll.progress import thread_levels
+    except (ImportError, ValueError) as error:  # as in `_kernel`
+        return {"progress": None, "note": f"not available: {error}"}
+    return {**thread_levels()}
+
+
 def _cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -220,6 +236,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         "MPI": "; ".join([*known, *([mpi["note"]] if mpi["note"] else [])]),
         "kernel": kernel["note"] or loops,
         "nodes": _text_of_nodes(report["nodes"]),
+        "non-blocking": _text_of_nonblocking(report["nonblocking"]),
         "CPU": f"{cpu['model']}, {cpu['cores_usable']} cores usable",
         "platform": report["platform"],
         "environment": " ".join(f"{k}={v}" for k, v in report["environment"].items()) or "-",
@@ -234,3 +251,10 @@ def _text_of_nodes(nodes: Mapping[str, Any]) -> str:
     reads = "read each other's memory" if nodes["reads_peers"] else "do not read private memory"
     note = f" ({nodes['note']})" if nodes["note"] else ""
     return f"{nodes['text']}; they share: {nodes['memory']}{note}, and {reads}"
+
+
+def _text_of_nonblocking(nonblocking: Mapping[str, Any]) -> str:
+    if nonblocking["progress"] is None:
+        return str(nonblocking["note"])
+    note = f" ({nonblocking['note']})" if nonblocking["note"] else ""
+    return f"calls progress: {nonblocking['progress']}{note}"

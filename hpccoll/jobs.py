@@ -6,6 +6,7 @@ jobs; blocking calls run them at once, others hand them to `hpccoll.progress`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,26 @@ class Job:
             self.after()
         return plan
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a plan can work on the arrays themselves, each time without further ado."""
+        arrays = [array for array in (self.x, self.out) if array is not None]
+        return (
+            self.before is None
+            and self.after is None
+            and all(buffers.is_plain(array) for array in arrays)
+            and not (len(arrays) == 2 and np.may_share_memory(arrays[0], arrays[1]))
+        )
+
+    def prepare(self, channel: Channel) -> tuple[Plan, int, int]:
+        """Return a plan of this job's own, and the addresses to run it on; of a plain job."""
+        target = 0 if self.out is None else self.out.ctypes.data
+        source = target if self.x is None else self.x.ctypes.data
+        with channel.turn:
+            channel.settle()
+            plan = channel.make_plan(self.task(channel), source, target)
+        return plan, source + (plan.own_offset if self.x is None else 0), target
+
     def _run(self, channel: Channel) -> Plan:
         task = self.task(channel)
         with channel.turn:
@@ -120,7 +141,8 @@ class Job:
                 in_place=self.x is None,
             )
             if target is not self.out:
-                assert target is not None and self.out is not None
+                assert target is not None
+                assert self.out is not None
                 self.out[...] = target.reshape(self.out.shape)
         return plan
 
@@ -225,9 +247,9 @@ def check_root(root: object, size: int) -> None:
 def check_counts(name: str, counts: Any, size: int) -> tuple[int, ...]:
     """Return one count per rank, or raise."""
     try:
-        numbers = tuple(int(count) for count in counts)
+        numbers = tuple(index(count) for count in counts)
     except TypeError:
-        message = f"{name} is of type {type(counts).__name__}; wanted a sequence of {size} ints"
+        message = f"{name} is {counts!r}; wanted a sequence of {size} ints"
         raise TypeError(message) from None
     if len(numbers) != size or any(number < 0 for number in numbers):
         message = f"{name} is {list(numbers)}; wanted {size} numbers, none below 0"

@@ -9,133 +9,33 @@ buffer of the MPI library to get through.
 works on the intervals between range boundaries and does not get slower with longer vectors.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NoReturn
 
-from hpccoll.algorithms import Algorithm, find
-from hpccoll.chunks import Range
+from hpccoll.algorithms import COLLECTIVES, Algorithm, Share, find
+from hpccoll.chunks import Range, cut
+from hpccoll.expressions import Expressions
+from hpccoll.proof import Proof, ProofError
 from hpccoll.schedule import Action, Schedule, Step
 from hpccoll.topology import Topology
 
+__all__ = ["Proof", "ProofError", "prove"]
 
-class ProofError(AssertionError):
-    """A schedule does not do what its algorithm promises."""
-
-
-class Expressions:
-    """Expressions over the contributions of `size` ranks, each kept once.
-
-    An expression is a number: equal numbers, equal expressions. Number r below `size` is the bare
-    contribution of rank r.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.operands: list[tuple[int, int] | None] = [None] * size
-        self.ranks = [1 << rank for rank in range(size)]
-        """Bit r is set where rank r contributes."""
-        self.order: list[Range | None] = [Range(rank, rank + 1) for rank in range(size)]
-        """The ranks from left to right, where they are consecutive; else None."""
-        self.shape = list(range(size))
-        """Equal shapes: equal expressions but for swapped operands, so equal bits."""
-        self.depth = [0] * size
-        """Operations on the longest way from the result to a contribution."""
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._shapes: dict[tuple[int, int], int] = {}
-
-    def join(self, left: int, right: int) -> int:
-        """Return the expression ``left + right``."""
-        number = self._numbers.get((left, right))
-        if number is None:
-            number = self._numbers[left, right] = len(self.operands)
-            self.operands.append((left, right))
-            self.ranks.append(self.ranks[left] | self.ranks[right])
-            before, after = self.order[left], self.order[right]
-            if before and after and before.stop == after.start:
-                self.order.append(Range(before.start, after.stop))
-            else:
-                self.order.append(None)
-            first, second = sorted((self.shape[left], self.shape[right]))
-            self.shape.append(self._shapes.setdefault((first, second), number))
-            self.depth.append(max(self.depth[left], self.depth[right]) + 1)
-        return number
-
-    def text(self, number: int) -> str:
-        """Write an expression out: ``(x0 + x1) + x2``."""
-        texts: dict[int, str] = {}
-        todo = [number]
-        while todo:  # no recursion: naive_root nests as deep as there are ranks
-            pair = self.operands[todo[-1]]
-            missing = [part for part in pair or () if part not in texts]
-            if missing:
-                todo += missing
-            elif pair is None:
-                rank = todo.pop()
-                texts[rank] = f"x{rank}"
-            else:
-                sides = [
-                    texts[part] if self.depth[part] == 0 else f"({texts[part]})" for part in pair
-                ]
-                texts[todo.pop()] = " + ".join(sides)
-        return texts[number]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What the prover saw.
-
-    Attributes
-    ----------
-    algorithm : str
-        Name of the algorithm.
-    size, count : int
-        Number of ranks and of elements.
-    steps : int
-        Steps of the rank that has most.
-    messages, sent, reduced : int
-        Messages, elements sent and elements reduced by all ranks together.
-    scratch : int
-        The most elements that a rank receives in one step in order to reduce them.
-    most_ranges : int
-        The most ranges in one message.
-    trees : int
-        Number of different expressions among the elements of the result. Operands may be swapped
-        within one of them, which changes no bits.
-    depth : int
-        Depth of the deepest expression: how many roundings a contribution goes through.
-    """
-
-    algorithm: str
-    size: int
-    count: int
-    steps: int
-    messages: int
-    sent: int
-    reduced: int
-    scratch: int
-    most_ranges: int
-    trees: int
-    depth: int
-    _results: tuple[tuple[Range, int], ...] = field(repr=False)
-    _expressions: Expressions = field(repr=False, compare=False)
-
-    def expression(self, element: int) -> str:
-        """Return how rank 0 works out an element.
-
-        Examples
-        --------
-        >>> prove("recursive_doubling", 4, 1).expression(0)
-        '(x0 + x1) + (x2 + x3)'
-        """
-        for part, number in self._results:
-            if part.start <= element < part.stop:
-                return self._expressions.text(number)
-        raise IndexError(f"element {element} is outside 0 to {self.count - 1}")
+NOTHING = -1
+"""In place of an expression: the rank does not have the element."""
 
 
 def prove(
-    algorithm: str | Algorithm, size: int, count: int, topology: Topology | None = None
+    algorithm: str | Algorithm,
+    size: int,
+    count: int,
+    topology: Topology | None = None,
+    *,
+    collective: str = "allreduce",
+    root: int = 0,
+    counts: tuple[int, ...] | None = None,
 ) -> Proof:
     """Run an algorithm on symbols and check it; return what was seen.
 
@@ -146,9 +46,12 @@ def prove(
     * ranks wait for each other in a circle, or for a rank that has finished;
     * the two sides of a message disagree about its elements, or about whether they are partial
       (to be reduced) or finished (to be copied);
+    * a rank sends elements that it does not have;
     * elements are handed out as finished while a contribution is missing, or a contribution is
-      reduced into an element that has it already;
-    * an element ends, at any rank, without the contribution of every rank;
+      reduced into an element that has it already, or where the collective combines nothing;
+    * a rank does not end with an element that it must end with, or without the contribution of
+      every rank: which elements it brings and must end with, the collective says
+      (`hpccoll.algorithms.Collective`);
     * two ranks work out an element by different expressions (swapped operands are alike, unless
       the algorithm promises rank order);
     * operands leave rank order, or elements differ in their expressions, where the algorithm
@@ -163,6 +66,13 @@ def prove(
         Number of ranks and of elements.
     topology : Topology, optional
         Which ranks share a node, for hierarchical algorithms; by default all.
+    collective : str
+        What the algorithm of that name is to do; an entry of the registry knows by itself.
+    root : int
+        The root, of a collective that has one.
+    counts : tuple of int, optional
+        Elements of each rank's chunk, of a collective that is split; by default chunks differ by
+        one element at most.
 
     Returns
     -------
@@ -173,8 +83,8 @@ def prove(
     ProofError
         With a sentence that names rank, step and elements.
     ValueError
-        If there is no such algorithm, `size` or `count` is too small, or the topology is that of
-        another number of ranks.
+        If there is no such algorithm, `size` or `count` is too small, or topology, root or counts
+        do not fit them.
 
     Examples
     --------
@@ -183,12 +93,19 @@ def prove(
     (8, 40, 5)
     >>> proof.expression(0)
     '(((x1 + x2) + x3) + x4) + x0'
+    >>> prove("binomial", size=5, count=9, collective="reduce", root=3).expression(0)
+    '((x0 + x1) + (x2 + x3)) + x4'
     """
     if not isinstance(algorithm, Algorithm):
-        algorithm = find(algorithm, auto=False)
+        algorithm = find(algorithm, collective, auto=False)
     if size < 1 or count < 0:
         raise ValueError(f"size must be at least 1 and count at least 0; got {size} and {count}")
-    return _Run(algorithm.on(topology), size, count).prove()
+    # An entry may have been placed before: what is not given stays as it is.
+    algorithm = algorithm.on(
+        topology, root=root or algorithm.root, counts=counts or algorithm.counts
+    )
+    algorithm.check(size, count)
+    return _Run(algorithm, size, count).prove()
 
 
 class _Run:
@@ -196,6 +113,7 @@ class _Run:
 
     def __init__(self, algorithm: Algorithm, size: int, count: int) -> None:
         self.algorithm = algorithm
+        self.collective = COLLECTIVES[algorithm.collective]
         self.size = size
         self.count = count
         self.schedules = [algorithm.schedule(rank, size, count) for rank in range(size)]
@@ -206,11 +124,23 @@ class _Run:
                 self._check_step(schedule, number)
         steps = [step for schedule in self.schedules for step in schedule.steps]
         ranges = {part for step in steps for part in (*step.send, *step.receive)}
+        chunk = cut(count, size, algorithm.counts)
+        if Share.CHUNK in (self.collective.brings, self.collective.ends):
+            ranges.update(chunk)
         boundaries = sorted({0, count}.union(*ranges))
         self.intervals = [Range(*ends) for ends in pairwise(boundaries)]
         self.interval_at = {boundary: number for number, boundary in enumerate(boundaries)}
+        stops = [part.stop for part in chunk]
+        self.owner = [bisect_right(stops, interval.start) for interval in self.intervals]
+        """The rank whose chunk each interval is part of."""
         # Per rank: the expression in each interval; and where it stands.
-        self.values = [[rank] * len(self.intervals) for rank in range(size)]
+        self.values = [
+            [
+                rank if self._has(self.collective.brings, rank, interval) else NOTHING
+                for interval in range(len(self.intervals))
+            ]
+            for rank in range(size)
+        ]
         self.position = [-1] * size
         self.current: list[Step | None] = [None] * size
         self.has_sent = [False] * size
@@ -223,11 +153,16 @@ class _Run:
         self._check_results()
         steps = max(len(schedule.steps) for schedule in self.schedules)
         self._check_formulas(steps)
-        results = self.values[0]
+        results = [
+            self.values[self._first_to_have(interval)][interval]
+            for interval in range(len(self.intervals))
+        ]
         return Proof(
             algorithm=self.algorithm.name,
+            collective=self.collective.name,
             size=self.size,
             count=self.count,
+            root=self.algorithm.root,
             steps=steps,
             messages=self.messages,
             sent=self.sent,
@@ -240,16 +175,31 @@ class _Run:
             _expressions=self.expressions,
         )
 
+    def _has(self, share: Share, rank: int, interval: int) -> bool:
+        """Whether a rank's share contains an interval."""
+        if share is Share.EVERYTHING:
+            return True
+        return rank == (self.owner[interval] if share is Share.CHUNK else self.algorithm.root)
+
+    def _first_to_have(self, interval: int) -> int:
+        """Return the first rank that must end with an interval."""
+        ends = self.collective.ends
+        return next(rank for rank in range(self.size) if self._has(ends, rank, interval))
+
     def _fail(self, text: str) -> NoReturn:
         entry = self.algorithm
+        name = entry.name if entry.collective == "allreduce" else f"{entry.collective} {entry.name}"
+        root = f", root {entry.root}" if self.collective.rooted else ""
         nodes = f" on {entry.topology.text()}" if entry.topology else ""
-        raise ProofError(f"{entry.name}, size {self.size}{nodes}, count {self.count}: {text}")
+        raise ProofError(f"{name}, size {self.size}{nodes}, count {self.count}{root}: {text}")
 
     def _check_step(self, schedule: Schedule, number: int) -> None:
         step = schedule.steps[number]
         where = f"rank {schedule.rank} at step {number}"
         if not (step.send or step.receive):
             self._fail(f"{where} neither sends nor receives")
+        if step.action.reduces and not self.collective.reduces:
+            self._fail(f"{where} reduces, and {self.collective.name} combines nothing")
         for peer, ranges in ((step.send_to, step.send), (step.receive_from, step.receive)):
             if (peer is None) != (not ranges):
                 self._fail(f"{where} names a peer without elements, or elements without a peer")
@@ -374,6 +324,11 @@ class _Run:
 
     def _check_complete(self, rank: int, intervals: Iterable[int], does: str) -> None:
         for interval in intervals:
+            if self.values[rank][interval] == NOTHING:
+                elements = _elements(self.intervals[interval])
+                self._fail(f"{self._at(rank)} {does} {elements}, and never had any")
+            if not self.collective.reduces:
+                continue
             missing = self.everyone & ~self.expressions.ranks[self.values[rank][interval]]
             if missing:
                 elements = _elements(self.intervals[interval])
@@ -383,26 +338,31 @@ class _Run:
                 )
 
     def _check_results(self) -> None:
-        """Check that all ranks end with the same, complete expressions."""
+        """Check that ranks end with what they must, complete, and by the same expressions."""
         shape, text = self.expressions.shape, self.expressions.text
-        everything = range(len(self.intervals))
-        first = self.values[0]
+        firsts = [self._first_to_have(interval) for interval in range(len(self.intervals))]
+        results = [self.values[rank][interval] for interval, rank in enumerate(firsts)]
         for rank, values in enumerate(self.values):
-            self._check_complete(rank, everything, "ends with")
-            for interval in everything:
-                alike = values[interval] == first[interval]
+            for interval, result in enumerate(results):
+                if not self._has(self.collective.ends, rank, interval):
+                    continue
+                self._check_complete(rank, [interval], "ends with")
+                alike = values[interval] == result
                 if not self.algorithm.ordered:
-                    alike = shape[values[interval]] == shape[first[interval]]
+                    alike = shape[values[interval]] == shape[result]
                 if not alike:
                     self._fail(
-                        f"rank 0 ends with {_elements(self.intervals[interval])} as "
-                        f"{text(first[interval])}, and rank {rank} with {text(values[interval])}"
+                        f"rank {firsts[interval]} ends with "
+                        f"{_elements(self.intervals[interval])} as {text(result)}, "
+                        f"and rank {rank} with {text(values[interval])}"
                     )
-        for interval in everything:
-            if self.algorithm.one_tree and shape[first[interval]] != shape[first[0]]:
+        if not (self.algorithm.one_tree and self.collective.reduces):
+            return
+        for interval, result in enumerate(results):
+            if shape[result] != shape[results[0]]:
                 self._fail(
-                    f"element 0 is worked out as {text(first[0])}, and "
-                    f"{_elements(self.intervals[interval])} as {text(first[interval])}"
+                    f"element 0 is worked out as {text(results[0])}, and "
+                    f"{_elements(self.intervals[interval])} as {text(result)}"
                 )
 
     def _check_formulas(self, steps: int) -> None:
@@ -416,7 +376,8 @@ class _Run:
             if seen != formula:
                 self._fail(f"{seen} {what}, where the registry says {formula}")
         most = entry.steps(size)
-        if steps > most or (count >= size and steps < most):
+        all_move = count >= size if entry.counts is None else all(entry.counts)
+        if steps > most or (all_move and steps < most):
             self._fail(f"{steps} steps, where the registry says {most}")
 
     def _who_waits(self, rank: int) -> str:

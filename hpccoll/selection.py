@@ -32,7 +32,7 @@ through slots cross twice, once for the store and once for the load, and pay tha
 
 
 class NodeLimits(NamedTuple):
-    """Which design runs inside a node at which size; kernels/node_allreduce.h has the designs.
+    """Which design runs inside a node at which size; docs/architecture.md has the designs.
 
     Attributes
     ----------
@@ -188,6 +188,13 @@ MESSAGE_CHOICES = {
 }
 """By collective: the algorithm of fewest steps and that of least bytes."""
 
+FEW_STEPS_BETWEEN = {
+    "allreduce": "recursive_doubling",
+    "reduce": "binomial",
+    "broadcast": "binomial",
+}
+"""By collective: what runs between nodes where the number of messages decides."""
+
 
 def choose(
     settings: Settings,
@@ -221,7 +228,7 @@ def choose(
         return None
     if through_memory and "two_level" in REGISTRY[collective]:
         # One leader per node fills the links that this was measured on (bench/cluster.py).
-        small = collective == "allreduce" and nbytes <= SMALL_BYTES
-        return find("two_level:recursive_doubling" if small else "two_level", collective)
+        few_steps = FEW_STEPS_BETWEEN.get(collective) if nbytes <= SMALL_BYTES else None
+        return find(f"two_level:{few_steps}" if few_steps else "two_level", collective)
     flat = select(size=topology.size, nbytes=nbytes, count=count, collective=collective)
     return find(flat, collective)

@@ -39,6 +39,9 @@ def simulate(
     size: int,
     count: int | None = None,
     nbytes: int | None = None,
+    collective: str = "allreduce",
+    root: int = 0,
+    counts: Sequence[int] | None = None,
     itemsize: int = 4,
     partial_itemsize: int | None = None,
     nodes: str | Sequence[int] | None = None,
@@ -63,6 +66,15 @@ def simulate(
         Number of ranks, at least 1.
     count, nbytes : int
         Elements or bytes of the vector: exactly one of them.
+    collective : str
+        What the algorithm of that name is to do; an entry of the registry knows by itself. The
+        vector of a barrier has one token per rank, and its messages hold no bytes: give neither
+        `count` nor `nbytes`.
+    root : int
+        The root, of a collective that has one.
+    counts : sequence of int, optional
+        Elements of each rank's chunk, of a collective that is split: `count` is their sum. By
+        default chunks differ by one element at most.
     itemsize : int
         Bytes per element.
     partial_itemsize : int, optional
@@ -90,7 +102,7 @@ def simulate(
         and `nbytes` is given.
     ValueError
         If there is no such algorithm, a number is too small, `nbytes` is no multiple of
-        `itemsize`, or `nodes` does not fit `size`.
+        `itemsize`, or `nodes`, `root` or `counts` does not fit.
 
     Examples
     --------
@@ -101,7 +113,14 @@ def simulate(
     3145728
     """
     if not isinstance(algorithm, Algorithm):
-        algorithm = find(algorithm, auto=False)
+        algorithm = find(algorithm, collective, auto=False)
+    barrier = algorithm.collective == "barrier"
+    if barrier and count is None and nbytes is None:
+        count = size
+    if counts is not None:
+        counts = tuple(_integer("a number in counts", number, at_least=0) for number in counts)
+        if count is None and nbytes is None:
+            count = sum(counts)
     if (count is None) == (nbytes is None):
         given = "neither" if count is None else f"count={count!r} and nbytes={nbytes!r}"
         raise TypeError(f"simulate() takes exactly one of count and nbytes; got {given}")
@@ -119,9 +138,12 @@ def simulate(
     topology = algorithm.topology
     if nodes is not None:
         topology = _topology(nodes, size)
-        algorithm = algorithm.on(topology)
     elif algorithm.hierarchical and topology is None:
         topology = Topology.one_node(size)
+    # An entry may have been placed before: what is not given stays as it is.
+    root = _integer("root", root, at_least=0) or algorithm.root
+    algorithm = algorithm.on(topology, root=root, counts=counts or algorithm.counts)
+    algorithm.check(size, count)
     if alpha_within is None:
         alpha_within = alpha if nodes is None else ALPHA_WITHIN
     if beta_within is None:
@@ -139,7 +161,7 @@ def simulate(
             )
 
     steps = _Steps(algorithm, size, count)
-    width = np.where(steps.reduces, partial_itemsize, itemsize)
+    width = np.where(steps.reduces, partial_itemsize, 0 if barrier else itemsize)
     sent, received = steps.sent * width, steps.received * width
     reduced = received * steps.reduces
     sends_within = steps.within(topology, steps.send_to)
@@ -162,8 +184,10 @@ def simulate(
     )
     return Simulation(
         algorithm=algorithm.name,
+        collective=algorithm.collective,
+        root=algorithm.root,
         size=size,
-        nbytes=count * itemsize,
+        nbytes=0 if barrier else count * itemsize,
         topology=topology,
         alpha=alpha,
         beta=beta,

@@ -31,7 +31,8 @@ def allreduce(
     x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     _same_count(x, out)
     job = Job(call, comm.settings, Pattern(), operation, x, out, NAMES, out.size)
     return job.check(comm.rank, comm.size)
@@ -54,7 +55,8 @@ def reduce(
         x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
         if not _reducible(op, operation, x, out):
             return None
-        assert x is not None and out is not None
+        assert x is not None
+        assert out is not None
         _same_count(x, out)
     else:
         if _is_in_place(sendbuf):
@@ -87,7 +89,8 @@ def reduce_scatter_block(
     x = buffers.of_spec(_for_blocks(sendbuf, size), "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if x.size != size * out.size:
         message = (
             f"sendbuf has {x.size} elements, recvbuf {out.size}; "
@@ -116,7 +119,8 @@ def reduce_scatter(
     x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
     if not _reducible(op, operation, x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if recvcounts is None and _is_in_place(sendbuf):
         message = "recvcounts is None and sendbuf is in place; wanted a count for each rank"
         raise ValueError(message)
@@ -170,17 +174,20 @@ def allgather(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
     x = out if in_place else buffers.of_spec(sendbuf, "sendbuf")
     if not _movable(x, out):
         return None
-    assert x is not None and out is not None
+    assert x is not None
+    assert out is not None
     if in_place:
         x = None
         if out.size % size:
             message = f"recvbuf has {out.size} elements; wanted a multiple of {size}, for each rank"
             raise ValueError(message)
     else:
+        dtype = out.dtype
         x, out = _of_one_type(x, out)
         if out.size != size * x.size:
+            unit = "elements" if out.dtype == dtype else "bytes"
             message = (
-                f"recvbuf has {out.size} elements, sendbuf {x.size}; "
+                f"recvbuf has {out.size} {unit}, sendbuf {x.size}; "
                 f"wanted {size} times as many, for each rank"
             )
             raise ValueError(message)
@@ -197,40 +204,37 @@ def allgatherv(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
         return None
     whole, counts, starts = chunked.array, chunked.counts, chunked.starts
     own = slice(starts[comm.rank], starts[comm.rank] + counts[comm.rank])
-    if x is not None and x.dtype != whole.dtype:
-        x, _ = _of_one_type(x, whole)
-        if x.dtype != whole.dtype:  # both are bytes now
-            factor = whole.dtype.itemsize
-            whole = whole.view(np.uint8)
-            counts = tuple(count * factor for count in counts)
-            starts = tuple(start * factor for start in starts)
+    if x is not None:
+        dtype = whole.dtype
+        x, whole = _of_one_type(x, whole)
+        if whole.dtype != dtype:  # both are bytes now
+            counts = tuple(count * dtype.itemsize for count in counts)
+            starts = tuple(start * dtype.itemsize for start in starts)
     pattern = Pattern("allgather", counts=counts)
     packed = starts == tuple(accumulate(counts, initial=0))[:-1]
     if packed and sum(counts) == whole.size:
         job = Job(call, comm.settings, pattern, None, x, whole, NAMES, whole.size)
         return job.check(comm.rank, comm.size)
-    flat = whole.reshape(-1)
-    if packed:
-        job = Job(
-            call, comm.settings, pattern, None, x, flat[: sum(counts)], NAMES, sum(counts)
-        )
+    if packed and (whole.ndim == 1 or whole.flags.c_contiguous):
+        flat = whole.reshape(-1)
+        job = Job(call, comm.settings, pattern, None, x, flat[: sum(counts)], NAMES, sum(counts))
         return job.check(comm.rank, comm.size)
-    # Chunks lie in any order and with gaps: they are gathered elsewhere first.
+    # Chunks lie in any order, with gaps, or in a part of a view: they are gathered elsewhere first.
     result = np.empty(sum(counts), whole.dtype)
     before = tuple(accumulate(counts, initial=0))
 
     def store() -> None:
         for start, count, place in zip(starts, counts, before, strict=False):
-            flat[start : start + count] = result[place : place + count]
+            whole.flat[start : start + count] = result[place : place + count]
 
     job = Job(
-        call, comm.settings, pattern, None, flat[own].copy() if in_place else x, result, NAMES,
+        call, comm.settings, pattern, None, whole.flat[own] if in_place else x, result, NAMES,
         result.size, after=store,
     )  # fmt: skip
     if in_place:
         mine = job.x
         assert mine is not None
-        job.before = lambda: np.copyto(mine, flat[own])
+        job.before = lambda: np.copyto(mine, whole.flat[own])
     if not whole.flags.writeable:
         message = "recvbuf is read-only; wanted a writable array"
         raise BufferError(message)
@@ -289,9 +293,6 @@ def of_vector_spec(spec: Any, argument: str, size: int) -> ChunkedArray | None:
             datatype = [rest.pop()]
         if len(rest) == 1 and isinstance(rest[0], tuple):
             rest = list(rest[0])
-            # A tuple alone may be counts; with two sequences in it, counts and displacements.
-            if not any(isinstance(part, (Sequence, np.ndarray)) for part in rest) and len(rest) != 2:
-                rest = [tuple(rest)]
         if len(rest) > 2:
             return None
         counts, displacements = (*rest, None, None)[:2]

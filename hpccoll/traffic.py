@@ -51,8 +51,10 @@ class Simulation:
 
     Attributes
     ----------
-    algorithm : str
-        Name of the algorithm.
+    algorithm, collective : str
+        Name of the algorithm, and of what it does.
+    root : int
+        The root, of a collective that has one; else 0.
     size, nbytes : int
         Number of ranks, and bytes of the vector.
     topology : Topology or None
@@ -68,6 +70,8 @@ class Simulation:
     """
 
     algorithm: str
+    collective: str
+    root: int
     size: int
     nbytes: int
     topology: Topology | None
@@ -117,6 +121,14 @@ class Simulation:
     def _in_vectors(self, nbytes: int) -> float:
         return nbytes / self.nbytes if self.nbytes else 0.0
 
+    def _name(self) -> str:
+        """Name the algorithm, and what it does where that is not to all-reduce."""
+        if self.collective == "allreduce":
+            return self.algorithm
+        root = f" to rank {self.root}" if self.collective == "reduce" else ""
+        root = f" from rank {self.root}" if self.collective == "broadcast" else root
+        return f"{self.collective}{root}, {self.algorithm}"
+
     def __str__(self) -> str:
         """Write a table with a line per rank; of many ranks the first, the busiest, the last."""
         shown = set(range(self.size))
@@ -150,7 +162,7 @@ class Simulation:
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            f"{self.algorithm}: {self.size} ranks, {self.nbytes} bytes, {self.steps} steps, "
+            f"{self._name()}: {self.size} ranks, {self.nbytes} bytes, {self.steps} steps, "
             f"{self.total_bytes} bytes sent by all ranks",
             f"predicted {self.time * 1e6:.2f} us with alpha {self.alpha:.3g} s per message, "
             f"beta {self.beta:.3g} s per byte sent, gamma {self.gamma:.3g} s per byte reduced",

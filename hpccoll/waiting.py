@@ -38,12 +38,16 @@ class Waiting:
         Whether some node has fewer cores for its ranks than there are ranks; equal on all ranks.
     nap_nanoseconds : int
         Longest sleep between two looks at a message from another node; 0: MPI waits, and spins.
+    spare : bool
+        Whether every node has two cores for each of its ranks, so that a thread beside a rank has
+        one of its own; equal on all ranks.
     """
 
     spins: int
     yield_nanoseconds: int
     crowded: bool
     nap_nanoseconds: int
+    spare: bool = False
 
     @classmethod
     def agree(cls, comm: MPI.Intracomm, topology: Topology) -> "Waiting":
@@ -63,15 +67,17 @@ class Waiting:
             )
         told = comm.allgather((why, _cores(), _local_size()))
         raise_first(why for why, _, _ in told)
-        crowded = False
+        crowded, spare = False, True
         for node in range(topology.node_count):
             here = [told[member] for member in topology.members(node)]
             cores = frozenset().union(*(cores for _, cores, _ in here))
-            crowded |= max(len(here), *(local for _, _, local in here)) > len(cores)
+            ranks = max(len(here), *(local for _, _, local in here))
+            crowded |= ranks > len(cores)
+            spare &= 2 * ranks <= len(cores)
         if text == "auto":
             text = "yield" if crowded else "spin"
         spins, yield_nanoseconds, nap_nanoseconds = SETTINGS[text]
-        return cls(spins, yield_nanoseconds, crowded, nap_nanoseconds)
+        return cls(spins, yield_nanoseconds, crowded, nap_nanoseconds, spare)
 
 
 SETTINGS = {

@@ -2,7 +2,7 @@
 """Collectives among ranks that share memory: no message, no MPI call, no interpreter lock.
 
 A `Node` is what one rank knows of the others' slots; a `NodePlan` runs one collective there. How is
-in node_allreduce.h; what the slots hold, in node_slots.h.
+in node_reduce.h and node_move.h; what the slots hold, in node_slots.h.
 """
 
 cimport cython
@@ -12,11 +12,13 @@ from libc.stdint cimport uint64_t, uintptr_t
 from hpccoll._plans cimport Levels, Loops, Plan
 from node_levels cimport (
     APART,
+    COLLECTIVE_COUNT,
     DESIGN_COUNT,
     DIFFERENT,
     DISAGREES,
     DONE,
     ELSEWHERE,
+    EVERYONE,
     GIVEN_UP,
     INTERRUPTED,
     LEFT,
@@ -26,6 +28,8 @@ from node_levels cimport (
     STAYS,
     TIME_IS_UP,
     announce,
+    collective as c_collective,
+    collective_names,
     crossing_time,
     current,
     design_names,
@@ -37,7 +41,7 @@ from node_levels cimport (
     linger,
     loops as c_loops,
     node as c_node,
-    node_allreduce,
+    node_collective,
     reads_like,
     slot,
 )
@@ -48,6 +52,11 @@ cdef extern from "Python.h":
 
 
 DESIGNS = tuple([design_names[i].decode() for i in range(DESIGN_COUNT)])
+COLLECTIVES = tuple([collective_names[i].decode() for i in range(COLLECTIVE_COUNT)])
+
+# Those with a root, and those with a chunk for each rank.
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+CHUNKED = ("reduce_scatter", "allgather", "gather", "scatter")
 
 # The same number as hpccoll.transport.FAILED; a unit test compares the two.
 cdef enum:
@@ -155,6 +164,12 @@ cdef class Node:
 
     cdef int *numbers(self, values) except NULL:
         cdef int *room = <int *> self.room(len(values) * sizeof(int))
+        for k, value in enumerate(values):
+            room[k] = value
+        return room
+
+    cdef size_t *offsets(self, values) except NULL:
+        cdef size_t *room = <size_t *> self.room(len(values) * sizeof(size_t))
         for k, value in enumerate(values):
             room[k] = value
         return room
@@ -333,16 +348,23 @@ cdef class NodePlan(Plan):
     ----------
     node : Node
     loops : Loops
-        Compiled ones.
+        Compiled ones; without any where elements only move.
     itemsize, partial_itemsize : int
         Bytes per element of the caller's type and of partial values.
     kind : int
-        What must be equal on all ranks beside the number of bytes.
+        What must be equal on all ranks, beside the number of bytes, the collective and the root.
     count : int
-        Elements of the vector.
+        Elements of the whole vector.
     info : object
         What `hpccoll.Comm.last_call` is made from; its ``mismatch``, ``elsewhere`` and ``fail``
         raise errors.
+    collective : str
+        One of `COLLECTIVES`.
+    root : int
+        Number of the root on the node, where there is one.
+    starts : sequence of int
+        Where ranks have chunks: in elements, where each begins, in order, and `count` at last;
+        equal on all ranks.
 
     Attributes
     ----------
@@ -352,22 +374,37 @@ cdef class NodePlan(Plan):
 
     cdef Node node
     cdef c_loops loops
+    cdef c_collective collective
     cdef Loops kept  # what the addresses in C lead to
     cdef int kind
-    cdef size_t count
     cdef readonly size_t nbytes
     cdef readonly bint disagrees
     cdef int design_number
 
-    def __init__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info):
+    def __cinit__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info,
+                  collective="allreduce", root=0, starts=()):
+        cdef int size = node.state.size
+        ascends = [0, *sorted(starts[1:])] == [*starts]
+        if collective in CHUNKED and not (
+            ascends and len(starts) == size + 1 and starts[size] == count
+        ):
+            raise ValueError(f"chunks start at {starts}; wanted {size}, in order, up to {count}")
+        if collective in ROOTED and not 0 <= root < size:
+            raise ValueError(f"root of {collective} is {root}; wanted one of {size} ranks")
+        self.collective.which = COLLECTIVES.index(collective)
+        self.collective.root = root if collective in ROOTED else EVERYONE
+        self.collective.count = count
+        self.collective.starts = node.offsets(starts)
         self.node = node
         self.kept = loops
         self.loops = c_loops_of(loops, itemsize, partial_itemsize)
         self.kind = kind
-        self.count = count
         self.nbytes = count * itemsize
         self.info = info
         self.usable = True
+
+    def __dealloc__(self):
+        PyMem_Free(<void *> self.collective.starts)
 
     @property
     def design(self):
@@ -384,10 +421,12 @@ cdef class NodePlan(Plan):
         cdef Node node = self.node
         self.disagrees = False
         node.check(self.info)
-        self.in_place = source == target
+        self.in_place = source == target + self.own_offset
+        if target == NULL:
+            target = source  # the root of a broadcast has what it wants
         with nogil:
-            outcome = node_allreduce(
-                &node.state, &self.loops, self.kind, source, target, self.count
+            outcome = node_collective(
+                &node.state, &self.loops, &self.collective, self.kind, source, target
             )
         self.design_number = node.state.design
         if outcome != DONE:

@@ -249,9 +249,8 @@ cdef class PlanCache:
                 in_place = True
             elif source < target + out_nbytes and target < source + in_nbytes:
                 return None
-        if (type_number == cnp.NPY_DATETIME or type_number == cnp.NPY_TIMEDELTA
-                or type_number >= cnp.NPY_OBJECT):
-            return None  # one number, many types
+        if cnp.NPY_OBJECT <= type_number <= cnp.NPY_TIMEDELTA:
+            return None  # one number, many types: texts, records, times
         name = self.name_of(op)
         # Before the turn: in a forked child, a thread that is not there may have it.
         if name == NULL or self.closed:

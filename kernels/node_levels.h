@@ -12,7 +12,7 @@
 #ifndef HPCCOLL_NODE_LEVELS_H
 #define HPCCOLL_NODE_LEVELS_H
 
-#include "node_allreduce.h"
+#include "node_call.h"
 
 struct levels {
     struct node *node;
@@ -36,10 +36,6 @@ static size_t part_start(size_t start, size_t stop, int parts, int index)
     const size_t count = stop - start, base = count / (size_t)parts, longer = count % (size_t)parts;
     return start + (size_t)index * base + smaller((size_t)index, longer);
 }
-
-struct range {
-    size_t start, stop;
-};
 
 static struct range slice_of(const struct levels *levels, int slice)
 {
@@ -70,7 +66,8 @@ static void copy_piece_in(struct levels *levels, int piece)
 static int levels_begin(struct levels *levels, uint32_t kind, const char *source, char *target)
 {
     struct node *node = levels->node;
-    struct header *mine = &own_slot(node)->headers[++node->calls % 2];
+    struct header *mine = describe_call(node, COLLECTIVE_allreduce, EVERYONE,
+                                        levels->count * levels->loops.itemsize, kind);
     const char *arena = node->arenas[node->rank];
     levels->source = source;
     levels->target = target;
@@ -78,9 +75,6 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     levels->segments_before = node->segments;
     levels->pieces_before = node->pieces;
     levels->published_before = node->published;
-    mine->nbytes = levels->count * levels->loops.itemsize;
-    mine->kind = kind;
-    mine->copied = 0;
     mine->place.shared_input = (uint64_t)(levels->input - arena);
     mine->place.shared_output = (uint64_t)(levels->output - arena);
     mine->place.shared_partial = (uint64_t)(levels->partial - arena);
@@ -113,10 +107,10 @@ static int levels_reduce(struct levels *levels, int piece)
     const size_t begin = part.start + chunk_start(n, itemsize, shares, share);
     const size_t end = part.start + chunk_start(n, itemsize, shares, share + 1);
     for (int k = 0; k < node->size; k++) {
-        const struct place *place = &node->slots[k]->headers[node->calls % 2].place;
+        const struct place *place = &header_of(node, k)->place;
         node->inputs[k] = node->arenas[k] + place->shared_input + begin * itemsize;
     }
-    const struct place *place = &node->slots[leader]->headers[node->calls % 2].place;
+    const struct place *place = &header_of(node, leader)->place;
     char *out = node->arenas[leader] + place->shared_partial
                 + (begin - all.start) * levels->loops.partial_itemsize;
     reduce_range(&levels->loops, node->inputs, node->size, 0, end - begin, &out, 1, node->memory);
@@ -136,7 +130,7 @@ static int collect(struct levels *levels, int piece)
                                      levels->published_before + (uint64_t)piece + 1);
         if (outcome)
             return outcome;
-        const struct place *place = &node->slots[leader]->headers[node->calls % 2].place;
+        const struct place *place = &header_of(node, leader)->place;
         const struct range part = piece_of(levels, slice, piece), all = slice_of(levels, slice);
         if (part.stop > part.start)
             memcpy(levels->target + part.start * itemsize,

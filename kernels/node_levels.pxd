@@ -1,4 +1,4 @@
-# What node_levels.h and the headers below it declare, for Cython.
+# What node_levels.h, node_collective.h and the headers below them declare, for Cython.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -77,8 +77,6 @@ cdef extern from "node_levels.h" nogil:
     int reads_like(int process, const void *there, const void *here, size_t nbytes)
     void announce(counter *flag, uint64_t value)
     uint64_t current(const counter *flag)
-    int node_allreduce(node *node, const loops *loops, uint32_t kind, const char *x, char *y,
-                       size_t count)
     struct levels:
         node *node
         loops loops
@@ -94,3 +92,16 @@ cdef extern from "node_levels.h" nogil:
     int levels_reduce(levels *levels, int piece)
     int levels_publish(levels *levels, int piece)
     int levels_end(levels *levels)
+
+cdef extern from "node_collective.h" nogil:
+    enum:
+        COLLECTIVE_COUNT
+        EVERYONE
+    const char *const *collective_names
+    struct collective:
+        int which
+        int root
+        size_t count
+        const size_t *starts
+    int node_collective(node *node, const loops *loops, const collective *collective, uint32_t kind,
+                        const char *x, char *y)

@@ -41,7 +41,8 @@ struct header {
     alignas(LINE) counter call; /* the call that the owner has begun; the rest belongs to it */
     uint64_t nbytes;
     uint32_t kind;              /* operation and type: equal on all ranks, as nbytes is */
-    uint32_t copied;            /* whether the first segment is in the owner's slot */
+    uint16_t form;              /* which collective, and its root: equal, too */
+    uint16_t copied;            /* whether the first segment is in the owner's slot */
     union {
         char vector[INLINE_BYTES];
         struct place place;
@@ -53,7 +54,7 @@ _Static_assert(sizeof(struct header) == LINE, "a header is one cache line");
 struct slot {
     struct header headers[2];
     alignas(APART) counter copied;   /* segments that the owner has copied in, of all calls */
-    alignas(APART) counter reduced;  /* pieces that it has finished */
+    alignas(APART) counter reduced;  /* pieces that it has finished, or taken from others */
     alignas(APART) counter published; /* pieces of a slice that it has all-reduced between nodes */
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
@@ -208,7 +209,7 @@ static int somebody_left(struct node *node)
 static void linger(struct node *node)
 {
     const int64_t until = nanoseconds() + 1000000000;
-    if (node->design != DESIGN_shared || node->beginning)
+    if ((node->design != DESIGN_shared && node->design != DESIGN_read_from_peers) || node->beginning)
         return;
     for (int k = 0; k < node->size; k++)
         while (k != node->rank && current(&node->slots[k]->finished) < node->calls

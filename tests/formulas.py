@@ -23,6 +23,7 @@ def letters(size: int, nodes: int = 1) -> dict[str, int]:
         "g_": node.power,
         "h": node.levels,
         "E": int(node.extras > 0),
+        "G": (size // nodes - 1).bit_length(),
         "K": (nodes - 1).bit_length(),
     }
 

@@ -2,19 +2,26 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hpccoll import _node
-from hpccoll.engine import Task
+from hpccoll._plans import Loops
+from hpccoll.engine import PlanInfo, Task
 from hpccoll.node import make_node_plan
 from hpccoll.ops import OPERATIONS
 from hpccoll.reduction import find_reduction
 from hpccoll.selection import NodeLimits
+from hpccoll.transport import message_tag
 
 EVERYTHING = 1 << 60
+
+BYTES = np.dtype(np.uint8)
+
+NOBODY = 2**22 + 1
+"""A number that no process has."""
 
 LIMITS = {
     "gathered": NodeLimits(EVERYTHING, EVERYTHING, EVERYTHING, EVERYTHING),
@@ -38,7 +45,7 @@ class NodeRank:
             buffer_bytes=world.segment_bytes,
             arenas=[world.arena.ctypes.data] * world.size,
             arena_bytes=world.arena.nbytes,
-            processes=[os.getpid()] * world.size,
+            processes=[NOBODY if rank == world.blind else os.getpid()] * world.size,
             members=[10 * rank for rank in range(world.size)],
             limits=limits,
             spins=0,
@@ -57,6 +64,38 @@ class NodeRank:
         plan.run(x.ctypes.data, out.ctypes.data)
         return plan
 
+    def run(
+        self,
+        collective: str,
+        x: np.ndarray | None,
+        out: np.ndarray | None,
+        *,
+        count: int,
+        op: str = "sum",
+        root: int = 0,
+        starts: Sequence[int] = (),
+    ) -> Any:
+        """Run any collective on a vector of `count` elements, and return the plan."""
+        dtype = next((array.dtype for array in (x, out) if array is not None), np.dtype("f4"))
+        reduces = collective in ("allreduce", "reduce", "reduce_scatter")
+        reduction = find_reduction(OPERATIONS[op], dtype if reduces else BYTES, self.size)
+        plan = _node.NodePlan(
+            self.node,
+            reduction.loops if reduces else Loops(0),
+            itemsize=dtype.itemsize,
+            partial_itemsize=reduction.partial_dtype.itemsize if reduces else dtype.itemsize,
+            kind=message_tag(op, dtype.name, partial=False, last=False),
+            count=count,
+            info=PlanInfo(
+                Task(collective, None, op, reduction, count, None), self.rank, self.size, 0, 0
+            ),
+            collective=collective,
+            root=root,
+            starts=starts,
+        )
+        plan.run(*(0 if array is None else array.ctypes.data for array in (x, out)))
+        return plan
+
     def shared(self, count: int, dtype: Any, which: int = 0) -> np.ndarray:
         """Return an array in the arena, apart from those of other ranks and with other numbers."""
         room = self.world.arena.nbytes // (2 * self.size) // 64 * 64
@@ -70,9 +109,14 @@ class LocalNode:
     """The memory of one test's ranks."""
 
     def __init__(
-        self, size: int, segment_bytes: int = 1024, watch: Callable[[Any], Any] = lambda late: None
+        self,
+        size: int,
+        segment_bytes: int = 1024,
+        watch: Callable[[Any], Any] = lambda late: None,
+        blind: int = -1,
     ) -> None:
         self.size = size
+        self.blind = blind  # a rank that cannot read its peers' memory
         self.segment_bytes = segment_bytes
         self.watch = watch
         nbytes = _node.slot_bytes(segment_bytes)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hpccoll.algorithms import find
 from hpccoll.engine import Memory, Task, make_plan
 from hpccoll.local_transport import LocalRanks, LocalTransport
 from hpccoll.ops import OPERATIONS
-from hpccoll.reduction import Reduction, find_reduction
+from hpccoll.pattern import NO_OPERATION, Pattern
+from hpccoll.reduction import Reduction, find_reduction, without_loops
 from hpccoll.topology import Topology
 
 
@@ -58,20 +60,63 @@ class Rank:
         where = (x.ctypes.data, out.ctypes.data)
         return make_plan(self.transport, self.memory, task, *where)
 
+    def collective(
+        self,
+        pattern: Pattern,
+        algorithm: str,
+        op: str,
+        count: int,
+        x: np.ndarray | None,
+        out: np.ndarray | None,
+        segment_bytes: int | None = None,
+    ) -> "Bound":
+        """Make the plan of a collective on `count` elements, as a job does.
+
+        `x` is None where this rank brings nothing, or what it brings stands in `out`; `out` where
+        it wants nothing.
+        """
+        dtype = (out if x is None else x).dtype
+        reduction = without_loops(dtype)
+        if pattern.reduces:
+            reduction = find_reduction(OPERATIONS[op], dtype, self.size)
+        entry = find(algorithm, pattern.collective)
+        name = op if pattern.reduces else NO_OPERATION
+        task = Task(
+            pattern.collective, entry, name, reduction, count, segment_bytes, pattern=pattern
+        )
+        target = 0 if out is None else out.ctypes.data
+        source = target if x is None else x.ctypes.data
+        plan = make_plan(self.transport, self.memory, task, source, target)
+        return Bound(self, plan, source + plan.own_offset if x is None else source, target)
+
     def allreduce(
         self, algorithm, op, x, out, segment_bytes=None, reduction=None, topology=None
     ) -> Any:
         """Run an all-reduce of `x` into `out` and return the plan."""
         plan = self.plan(algorithm, op, x, out, segment_bytes, reduction, topology)
-        if self.unsettled:  # as a channel does
-            self.transport.settle()
-            self.unsettled = False
-        try:
-            plan.run(x.ctypes.data, out.ctypes.data)
-        except BaseException:
-            self.unsettled = not plan.usable
-            raise
+        Bound(self, plan, x.ctypes.data, out.ctypes.data).run()
         return plan
+
+
+@dataclass
+class Bound:
+    """A plan and its arrays."""
+
+    rank: Rank
+    plan: Any
+    source: int
+    target: int
+
+    def run(self) -> None:
+        """Run the plan, and remember what is to be done where it fails, as a channel does."""
+        if self.rank.unsettled:
+            self.rank.transport.settle()
+            self.rank.unsettled = False
+        try:
+            self.plan.run(self.source, self.target)
+        except BaseException:
+            self.rank.unsettled = not self.plan.usable
+            raise
 
 
 def outcomes(size: int, job: Callable[[Rank], Any], time_limit: float = 10.0) -> list[Any]:

@@ -17,6 +17,7 @@ from hpccoll.algorithms.entry import COMMUTATIVE_ONLY, Algorithm
 from hpccoll.algorithms.family import FAMILY
 from hpccoll.algorithms.flat import FLAT
 from hpccoll.algorithms.hierarchical import HIERARCHICAL, with_network
+from hpccoll.algorithms.nodes import NODES
 
 __all__ = [
     "ALGORITHMS",
@@ -55,7 +56,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({**FLAT, **HIERARCHICAL})
 """All algorithms for all-reduce by name, in teaching order."""
 
 REGISTRY: Mapping[str, Mapping[str, Algorithm]] = MappingProxyType(
-    {"allreduce": ALGORITHMS} | {name: MappingProxyType({**flat}) for name, flat in FAMILY.items()}
+    {"allreduce": ALGORITHMS}
+    | {name: MappingProxyType({**flat, **NODES[name]}) for name, flat in FAMILY.items()}
 )
 """All algorithms by collective and name, in teaching order."""
 

@@ -82,14 +82,20 @@ def add_reduce_scatter(steps: ScheduleBuilder, chunk: tuple[Range, ...]) -> None
         steps.exchange(to, far, source, near, Action.REDUCE_LEFT)
 
 
-def add_allgather(steps: ScheduleBuilder, chunk: tuple[Range, ...]) -> None:
-    """Add the second phase: each rank brings its own chunk, and all end with all of them."""
+def add_allgather(
+    steps: ScheduleBuilder, chunk: tuple[Range, ...], has_all: int | None = None
+) -> None:
+    """Add the second phase: each rank brings its own chunk, and all end with all of them.
+
+    Nothing is sent to the rank that `has_all`, if there is one.
+    """
     rank, size = steps.rank, steps.size
     for skip, wider in reversed(_hops(size)):
         near = around(chunk, rank, rank + wider - skip)
         far = around(chunk, rank + skip, rank + wider)
         to, source = (rank - skip) % size, (rank + skip) % size
-        steps.exchange(to, near, source, far, Action.COPY)
+        sent, received = [] if to == has_all else near, [] if rank == has_all else far
+        steps.exchange(to, sent, source, received, Action.COPY)
 
 
 def _hops(size: int) -> list[tuple[int, int]]:

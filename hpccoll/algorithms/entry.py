@@ -144,14 +144,18 @@ class Algorithm:
         """
         if not 0 <= self.root < size:
             raise ValueError(f"root must be 0 to {size - 1}; got {self.root}")
-        counts = self.counts
-        if counts is not None and (
-            len(counts) != size or sum(counts) != count or min(counts, default=0) < 0
-        ):
-            raise ValueError(
-                f"counts must be {size} numbers of elements, {count} together; got "
-                f"{len(counts)}, {sum(counts)} together, the least of them {min(counts, default=0)}"
-            )
+        if self.counts is not None:
+            if len(self.counts) != size:
+                raise ValueError(
+                    f"counts must have a number for each of {size} ranks; got {len(self.counts)}"
+                )
+            if min(self.counts) < 0:
+                raise ValueError(f"a number in counts must be at least 0; got {min(self.counts)}")
+            if sum(self.counts) != count:
+                raise ValueError(
+                    f"counts must add up to the {count} elements of the vector; "
+                    f"they add up to {sum(self.counts)}"
+                )
         if self.topology is not None and self.topology.size != size:
             raise ValueError(
                 f"the topology is that of {self.topology.size} ranks, and there are {size}"

@@ -51,11 +51,21 @@ def tree_sent(elements: list[int]) -> int:
     return sum(place.bit_count() * count for place, count in enumerate(elements))
 
 
-def _sent_by_tree_too(size: int, count: int, root: int = 0) -> int:
-    """Each element travels p - 1 times in a phase of circulant, and then through the tree."""
-    chunk = cut(count, size)
-    places = [chunk[rank].count for rank in binomial.from_root(size, root)]
-    return once(size, count) + tree_sent(places)
+def sent_through_tree(size: int, count: int, root: int = 0, least: int = 0) -> int:
+    """Each element travels p - 1 times in a phase of circulant, and then through the tree.
+
+    Chunks are those of a vector of at least `least` elements, of which there are `count`.
+    """
+    sizes = [max(0, min(chunk.stop, count) - chunk.start) for chunk in cut(max(count, least), size)]
+    return once(size, count) + tree_sent([sizes[rank] for rank in binomial.from_root(size, root)])
+
+
+def sent_by_scatter_allgather(size: int, count: int, root: int = 0, least: int = 0) -> int:
+    """Return the same, without what the root has already: all chunks but its own."""
+    own = cut(max(count, least), size)[root]
+    return sent_through_tree(size, count, root, least) - (
+        count - max(0, min(own.stop, count) - own.start)
+    )
 
 
 def _longest_run(size: int, count: int, run: int, counts: Counts) -> int:
@@ -241,7 +251,7 @@ _ENTRIES = (
         sent_formula="(p-1)/p n, and up to n/2 to gather",
         scratch_formula="up to n/2",
         steps=lambda size: 2 * levels(size),
-        sent=_sent_by_tree_too,
+        sent=sent_through_tree,
         scratch=_circulant_scratch,
         source="Rabenseifner 2004, doi:10.1007/978-3-540-24685-5_1",
     ),
@@ -279,7 +289,7 @@ _ENTRIES = (
         sent_formula="up to 2(p-1)/p n",
         scratch_formula="none",
         steps=lambda size: 2 * levels(size),
-        sent=_sent_by_tree_too,
+        sent=sent_by_scatter_allgather,
         source=_MPICH,
     ),
     _entry(

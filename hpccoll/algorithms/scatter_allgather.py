@@ -16,8 +16,8 @@ Picture, 5 ranks
 
 Steps and bytes
     With L = ceil(log2 p): 2L steps at the root. It sends (p-1)/p n, in messages of at most two
-    ranges, and in the second phase each rank sends and receives (p-1)/p n. The root receives what
-    it has already, and others some of it, so that the second phase is the same for all ranks.
+    ranges, and in the second phase each rank sends up to (p-1)/p n, and all but the root receive
+    that much. Nobody writes to the root's vector; others receive some of what they have already.
 
 Cost
     2L alpha + 2(p-1)/p n beta
@@ -51,5 +51,5 @@ def broadcast(rank: int, size: int, count: int, root: int = 0) -> Schedule:
         binomial.from_root(size, root),
         lambda start, stop: around(chunk, root + start, root + stop),
     )
-    circulant.add_allgather(steps, chunk)
+    circulant.add_allgather(steps, chunk, has_all=root)
     return steps.finish()

@@ -71,13 +71,13 @@ def check_same_memory(view, x):
 
 def check_result(operand, shape, dtype):
     """Check the new result of an operand: fresh memory, and its value shows what is put there."""
-    memory, value = operand.new_result()
+    memory, value = operand.new_result(None)
     assert type(memory) is np.ndarray
     assert (memory.shape, memory.dtype) == (shape, dtype)
     assert memory.flags.c_contiguous
     assert memory.flags.writeable
     assert not np.may_share_memory(memory, operand.array) or not memory.size
-    other, _ = operand.new_result()
+    other, _ = operand.new_result(None)
     assert not np.may_share_memory(memory, other) or not memory.size
     memory[...] = numbered(shape).astype(dtype)[...] if shape else numbered((1,), dtype)[0]
     return memory, value()
@@ -184,7 +184,7 @@ def test_a_numpy_scalar_comes_back_as_one(x):
     assert operand.array.shape == ()
     assert operand.array.dtype == x.dtype
     assert operand.array[()] == x
-    memory, value = operand.new_result()
+    memory, value = operand.new_result(None)
     assert memory.shape == ()
     memory[...] = x
     result = value()
@@ -210,7 +210,7 @@ def test_a_python_number_comes_back_as_one(x, dtype):
     operand = buffers.of_array("x", x)
     assert operand.array.shape == ()
     assert operand.array.dtype == dtype
-    memory, value = operand.new_result()
+    memory, value = operand.new_result(None)
     memory[...] = operand.array
     result = value()
     assert type(result) is type(x)

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ from hpccoll import _kernels, information
 
 ROOT = Path(__file__).resolve().parents[2]
 
-KEYS = {"versions", "mpi_started", "nodes", "mpi", "kernel", "cpu", "platform", "environment"}
+KEYS = {
+    "versions", "mpi_started", "nodes", "nonblocking", "mpi", "kernel", "cpu", "platform",
+    "environment",
+}  # fmt: skip
 MPI_KEYS = {"library", "version", "standard", "thread_level", "note"}
 
 
@@ -61,13 +65,34 @@ def test_it_starts_no_mpi():
     assert info["mpi_started"] is False
     assert info["mpi"]["library"] is None
     assert info["mpi"]["note"] == "not started: mpi4py.MPI has not been imported"
+    assert info["nonblocking"] == {
+        "progress": None,
+        "note": "not known: MPI is not started: mpi4py.MPI has not been imported",
+    }
+    lines = information.lines(info)
+    assert any(re.match(r"non-blocking +not known: MPI is not started", line) for line in lines)
 
 
 def test_it_knows_an_mpi_that_runs():
     info = ask("from mpi4py import MPI")
     assert info["mpi_started"] is True
     assert all(info["mpi"][key] for key in MPI_KEYS - {"note"})
+    assert info["nonblocking"] == {"progress": "thread", "note": ""}
+    assert "calls progress: thread" in "\n".join(information.lines(info))
     assert info["mpi"]["note"] == ""
+
+
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+def test_it_knows_how_nonblocking_calls_progress(level):
+    info = ask(f"import mpi4py; mpi4py.rc.thread_level = {level!r}; from mpi4py import MPI")
+    if info["mpi"]["thread_level"] == "multiple":  # an MPI library may give more than is wanted
+        pytest.skip("this MPI library has no lower level")
+    assert info["nonblocking"] == {
+        "progress": "in test and wait",
+        "note": "MPI was started below MPI.THREAD_MULTIPLE",
+    }
+    wanted = "calls progress: in test and wait (MPI was started below MPI.THREAD_MULTIPLE)"
+    assert wanted in "\n".join(information.lines(info))
 
 
 def test_it_knows_an_mpi_that_does_not_run():
@@ -82,6 +107,7 @@ def test_it_knows_an_mpi_that_has_ended():
     info = ask("from mpi4py import MPI; MPI.Finalize()")
     assert info["mpi_started"] is False
     assert info["mpi"]["note"] == "not started: MPI has been finalised"
+    assert info["nonblocking"]["progress"] is None
 
 
 def test_it_survives_without_mpi4py_and_kernels():

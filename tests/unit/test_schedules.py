@@ -1,13 +1,12 @@
 """Schedules as data: pictures, formulas, and what the registry says about them."""
 
-import importlib
 import re
-import textwrap
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from formulas import evaluate
+from pictures import FACTS, arrows_of, follow, module_doc, picture
 
 from hpccoll.algorithms import ALGORITHMS, algorithms, find, table
 from hpccoll.algorithms.flat import FLAT
@@ -23,16 +22,6 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 33)
 def schedules(name, size, count, topology=None):
     algorithm = find(name).on(topology)
     return [algorithm.schedule(rank, size, count) for rank in range(size)]
-
-
-def module_doc(name):
-    return importlib.import_module(f"hpccoll.algorithms.{name}").__doc__
-
-
-def picture(name):
-    """Return the picture of an algorithm's module, without its indentation."""
-    section = re.split(r"\n\n(?=\w)", module_doc(name).split("Picture, 5 ranks\n")[1])[0]
-    return textwrap.dedent(section.split("::\n\n")[1]).strip("\n")
 
 
 # What every schedule has in common.
@@ -93,39 +82,10 @@ def test_the_steps_formula_is_what_the_rank_with_most_steps_takes(name, size):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_module_opens_with_the_same_facts_in_the_same_order(name):
     facts = re.findall(r"^\w[^.:\n]*$", module_doc(name), re.MULTILINE)
-    assert facts == [
-        "Idea",
-        "Picture, 5 ranks",
-        "Steps and bytes",
-        "Cost",
-        "Restrictions",
-        "Scratch",
-        "Order and bits",
-        "Source",
-    ]
+    assert facts == FACTS
     entry = ALGORITHMS[name]
     assert entry.cost in " ".join(module_doc(name).split())
     assert re.search(r"(doi:|arXiv:)\S+$", entry.source).group() in module_doc(name)
-
-
-def follow(arrows, steps):
-    """Take from each rank's steps, in order, what the arrows of a picture show."""
-    for left, arrow, right in arrows:
-        one, other = steps[int(left)].pop(0), steps[int(right)].pop(0)
-        sends, receives = arrow != "<--", arrow != "-->"
-        assert (one.send_to, one.receive_from) == (
-            int(right) if sends else None,
-            int(right) if receives else None,
-        )
-        assert (other.receive_from, other.send_to) == (
-            int(left) if sends else None,
-            int(left) if receives else None,
-        )
-        yield one, other
-
-
-def arrows_of(line):
-    return re.findall(r"(\d) (<->|<--|-->) (\d)", line)
 
 
 def test_naive_root_is_what_its_picture_shows():

@@ -1,5 +1,6 @@
 """What the simulator counts and predicts, and that docs/algorithms.md says the same."""
 
+import functools
 import importlib
 import math
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from formulas import coefficients
 
-from hpccoll.algorithms import ALGORITHMS, table
+from hpccoll.algorithms import ALGORITHMS, COLLECTIVES, Share, table
 from hpccoll.algorithms.flat import FLAT
 from hpccoll.algorithms.hierarchical import HIERARCHICAL
 from hpccoll.prover import prove
@@ -441,8 +442,29 @@ def example():
     return f"```text\n{simulate('rabenseifner', size=5, nbytes=1 << 20)}\n```"
 
 
+def at_a_glance(collective="allreduce"):
+    return table(collective).rstrip()
+
+
+def collectives():
+    texts = {
+        Share.EVERYTHING: "all ranks: everything",
+        Share.CHUNK: "rank r: chunk r",
+        Share.ROOT: "the root: everything",
+    }
+
+    def row(kind):
+        shares = [texts[kind.brings], texts[kind.ends]]
+        if kind.name == "barrier":
+            shares = ["rank r: word that it has come", "all ranks: that of all"]
+        return [f"`{kind.name}`", kind.purpose, *shares, f"{kind.busbw_factor(8):g}"]
+
+    heads = ["collective", "when", "brings", "ends with", "units"]
+    return markdown(heads, [row(kind) for kind in COLLECTIVES.values()])
+
+
 GENERATED = {
-    "at a glance": lambda: table().rstrip(),
+    "at a glance": at_a_glance,
     "steps and units": steps_and_units,
     "reduced and scratch": reduced_and_scratch,
     "worked figures": worked_figures,
@@ -450,6 +472,8 @@ GENERATED = {
     "predicted times": predicted_times,
     "clusters": clusters,
     "example": example,
+    "collectives": collectives,
+    **{name: functools.partial(at_a_glance, name) for name in COLLECTIVES if name != "allreduce"},
 }
 
 

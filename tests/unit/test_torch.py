@@ -63,7 +63,7 @@ def test_a_tensor_is_taken_where_it_lies(dtype, layout):
     operand = buffers.of_array("x", x)
     check_same_memory(operand.array, x)
     check_same_memory(buffers.of_spec(x), x)
-    memory, value = operand.new_result()
+    memory, value = operand.new_result(None)
     memory[...] = operand.array
     result = value()
     assert type(result) is torch.Tensor
@@ -84,7 +84,7 @@ def test_a_detached_parameter_is_taken():
     frozen = torch.nn.Parameter(numbered(), requires_grad=False)
     operand = buffers.of_array("x", frozen)
     check_same_memory(operand.array, frozen)
-    assert type(operand.new_result()[1]()) is torch.Tensor
+    assert type(operand.new_result(None)[1]()) is torch.Tensor
 
 
 def test_a_gradient_is_taken_where_it_lies():

@@ -1,0 +1,49 @@
+"""The part of persistent calls that every start and wait goes through (kernels/_requests.pyx)."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from hpccoll._plans import Plan, Turn
+
+@final
+class Line:
+    """Who is next: what threads of one process must agree on without a lock, under the GIL."""
+
+    held: Persistent | None
+    queued: int
+    closed: bool
+
+    def hand_over(self, queue: Any, request: Persistent, ticket: Any) -> bool: ...
+
+class Persistent:
+    """A collective call that is prepared once and started many times."""
+
+    active: bool
+    freed: bool
+
+    def __init__(
+        self,
+        line: Line,
+        queue: Callable[[Any], Any],
+        take_over: Callable[[Any], object],
+        complete: Callable[[Any], object],
+    ) -> None: ...
+    def bind(
+        self,
+        plan: Plan,
+        turn: Turn,
+        source: int,
+        target: int,
+        on_failure: Callable[[Plan], None],
+        small: bool,
+    ) -> None: ...
+    @property
+    def bound(self) -> Plan | None: ...
+    def run_bound(self) -> None: ...
+    def Start(self) -> None: ...  # noqa: N802
+    def Wait(self, status: Any = None) -> bool: ...  # noqa: N802
+    def Test(self, status: Any = None) -> bool: ...  # noqa: N802
+    def Free(self) -> None: ...  # noqa: N802
+    def wait(self, status: Any = None) -> bool: ...
+    def test(self, status: Any = None) -> bool: ...
+    def sentence(self, method: str, state: str) -> str: ...

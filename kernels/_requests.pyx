@@ -1,0 +1,207 @@
+# cython: language_level=3
+"""The part of persistent calls that every start and wait goes through.
+
+A small call is run by whoever waits for it, which takes less time than to wake a thread. Until then
+it stands in the `Line` of its communicator; all others stand in the queue of `hpccoll.progress`.
+"""
+
+cimport cython
+from libc.stdint cimport uintptr_t
+
+from hpccoll._plans cimport Plan, Turn
+
+
+@cython.final
+cdef class Line:
+    """Who is next: what threads of one process must agree on without a lock, under the GIL.
+
+    Attributes
+    ----------
+    held : Persistent or None
+        A small call that has been started, and that nobody runs yet.
+    queued : int
+        Calls in the queue behind, or running.
+    closed : bool
+        After a failure: there is something to be settled before the next call.
+    """
+
+    cdef public object held
+    cdef public Py_ssize_t queued
+    cdef public bint closed
+
+    cpdef bint hand_over(self, queue, Persistent request, ticket):
+        """Move a call from here to the end of the queue, unless somebody runs it already.
+
+        In one go: without the GIL no thread can come between.
+
+        Parameters
+        ----------
+        queue : collections.deque
+            Of tickets.
+        request : Persistent
+            The call.
+        ticket : Ticket
+            For its run.
+        """
+        if self.held is not request:
+            return False
+        self.queued += 1
+        queue.append(ticket)
+        request.ticket = ticket
+        self.held = None
+        return True
+
+
+cdef class Persistent:
+    """A collective call that is prepared once and started many times; see `hpccoll.requests`.
+
+    Parameters
+    ----------
+    line : Line
+        Of the communicator.
+    queue : callable
+        ``queue(request) -> ticket``: has the call run behind those that are queued.
+    take_over : callable
+        ``take_over(request)``: moves the call from the `Line` to the queue.
+    complete : callable
+        ``complete(ticket)``: returns when it has run, or raises its error.
+    """
+
+    cdef Line line
+    cdef object queue
+    cdef object take_over
+    cdef object complete
+    cdef object ticket
+    cdef Plan plan
+    cdef Turn turn
+    cdef uintptr_t source
+    cdef uintptr_t target
+    cdef object on_failure
+    cdef bint small
+    cdef readonly bint active
+    cdef readonly bint freed
+
+    def __init__(self, Line line, queue, take_over, complete):
+        self.line = line
+        self.queue = queue
+        self.take_over = take_over
+        self.complete = complete
+
+    cpdef bind(self, Plan plan, Turn turn, uintptr_t source, uintptr_t target, on_failure,
+               bint small):
+        """Run a plan that is this request's own, on memory that stays where it is.
+
+        Parameters
+        ----------
+        plan : Plan
+            What runs.
+        turn : Turn
+            Held while it does.
+        source, target : int
+            What it runs on.
+        on_failure : callable
+            Called with the plan when it raised an exception.
+        small : bool
+            Whether it runs in `Wait`, unless others are to run before.
+        """
+        self.plan = plan
+        self.turn = turn
+        self.source = source
+        self.target = target
+        self.on_failure = on_failure
+        self.small = small
+
+    @property
+    def bound(self):
+        """The plan that runs, if it is bound to one."""
+        return self.plan
+
+    cpdef run_bound(self):
+        """Run the plan, in this thread."""
+        self.turn.take()
+        try:
+            self.plan.execute(<char *> self.source, <char *> self.target)
+        except BaseException:
+            self.line.closed = True
+            self.on_failure(self.plan)
+            raise
+        finally:
+            self.turn.leave()
+
+    def Start(self):
+        """Begin the call. Local; the buffers are hpccoll's until it is waited for.
+
+        Raises
+        ------
+        RuntimeError
+            It has been started and not been waited for, or it has been freed.
+        """
+        if self.freed:
+            raise RuntimeError(self.sentence("Start", "was freed"))
+        if self.active:
+            raise RuntimeError(self.sentence("Start", "was started and has not been waited for"))
+        self.active = True
+        if (self.small and self.line.queued == 0 and self.line.held is None
+                and not self.line.closed):
+            self.line.held = self
+        else:
+            self.ticket = self.queue(self)
+
+    def Wait(self, status=None):
+        """Return True when the call is complete; at once where none was started.
+
+        Raises
+        ------
+        Exception
+            What the call raised.
+        """
+        if not self.active:
+            return True
+        self.active = False
+        if self.line.held is self:
+            self.line.held = None
+            self.run_bound()
+        else:
+            ticket, self.ticket = self.ticket, None
+            self.complete(ticket)
+        return True
+
+    def Test(self, status=None):
+        """Return whether the call is complete; never waits for other ranks.
+
+        Raises
+        ------
+        Exception
+            What the call raised.
+        """
+        if not self.active:
+            return True
+        if self.line.held is self:
+            self.take_over(self)
+        if not self.ticket.done:
+            return False
+        return self.Wait()
+
+    def Free(self):
+        """Give back what the request holds. Local.
+
+        Raises
+        ------
+        RuntimeError
+            It has been started and not been waited for, or it has been freed.
+        """
+        if self.freed:
+            raise RuntimeError(self.sentence("Free", "was freed"))
+        if self.active:
+            raise RuntimeError(self.sentence("Free", "was started and has not been waited for"))
+        self.freed = True
+        if self.plan is not None:
+            self.plan.free()
+
+    # mpi4py has both spellings.
+    wait = Wait
+    test = Test
+
+    def sentence(self, method, state):
+        """Return the text of an error; the subclass knows more."""
+        return f"{method}: the request {state}"
