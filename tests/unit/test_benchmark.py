@@ -497,7 +497,7 @@ def test_a_barrier_has_no_elements(capsys):
         ["0", "0", "-", "-", "-", name] for name in candidates("barrier")
     ]
     assert {tuple(row[-4:-1]) for row in rows} == {("-", "-", "-")}
-    assert lines[-1] == "# 3 rows, no elements to check"
+    assert lines[-1] == f"# {len(rows)} rows, no elements to check"
 
 
 def test_a_wrong_element_is_told(monkeypatch, capsys):
