@@ -26,12 +26,13 @@ STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-openmpi lint types bench dist clean
+.PHONY: help demo test test-openmpi test-mpi4py lint types bench dist clean
 
 help:
 	@echo 'make demo          time all-reduce on $(RANKS) ranks, beside the MPI library'
 	@echo 'make test          all tests: without mpiexec, then on 1, 2, 3, 4, 5 and 8 ranks'
 	@echo 'make test-openmpi  the same with Open MPI'
+	@echo 'make test-mpi4py   the tests that mpi4py has of its collectives, on hpccoll.Comm'
 	@echo 'make lint          ruff and cython-lint'
 	@echo 'make types         mypy, and the stubs against the compiled modules'
 	@echo 'make bench         the benchmark with options of your own: ARGS="allreduce -b 1K"'
@@ -54,6 +55,10 @@ test: $(VENV)/.installed-dev
 
 test-openmpi:
 	$(MAKE) test MPI=openmpi
+
+test-mpi4py: $(VENV)/.installed-dev
+	$(COMPILE)
+	$(BIN)/python tests/mpi4py_suite.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -364,6 +364,39 @@ def test_device_memory_is_refused_by_functions_and_left_to_mpi_by_specs(kind):
     assert buffers.of_spec([kind(), 3, MPI.DOUBLE]) is None
 
 
+# DLPack by itself.
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: [x, MPI.DOUBLE], lambda x: [x, 3, "d"]])
+@pytest.mark.parametrize("kind", [Exporter, OldExporter])
+def test_what_dlpack_exports_is_written_where_it_lies(kind, form):
+    x = np.arange(3.0)
+    array = buffers.of_spec(form(kind(x)))
+    assert array.dtype == x.dtype
+    array[...] = 7  # NumPy alone would take the memory of the old one for read-only
+    assert x.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: [x, MPI.DOUBLE]])
+def test_what_dlpack_exports_as_read_only_stays_so(form):
+    x = np.arange(3.0)
+    x.flags.writeable = False
+    array = buffers.of_spec(form(Exporter(x)))
+    assert array.tolist() == [0, 1, 2]
+    assert not array.flags.writeable
+
+
+class UnknownType(Exporter):
+    """Of a type that DLPack has and NumPy has not."""
+
+    def __dlpack__(self, **options):
+        raise BufferError("unknown type")
+
+
+def test_a_type_that_numpy_does_not_take_from_dlpack_is_left_to_mpi():
+    assert buffers.of_spec(UnknownType(np.arange(3.0))) is None
+
+
 # Refusals.
 
 
