@@ -1,21 +1,17 @@
-"""Candidates that are checked, and then take turns for a given time; and Markdown."""
+"""What the measurements of this folder share: candidates that take turns in one loop."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
+import numpy as np
 from mpi4py import MPI
-from rounds import WARMUP, medians
 
 from hpccoll.benchmark.options import Options
 from hpccoll.benchmark.report import Machine
 
 CALLS = 200
 """Calls back to back of one sample, where data need not be fresh."""
-
-PROBE = 3
-"""Rounds that tell how long one takes."""
 
 FEWEST, MOST = 7, 1000
 """Rounds of the loop."""
@@ -66,20 +62,35 @@ class Contest:
                 message = f"{name}: {wrong} wrong elements on rank {self.comm.rank} at {what}"
                 raise SystemExit(message)
 
+    def sample(self, name: str) -> float:
+        """Return the seconds of one call on this rank."""
+        contestant = self.contestants[name]
+        call = contestant.call
+        contestant.prepare()
+        self.comm.Barrier()
+        started = perf_counter()
+        for _ in range(self.number):
+            call()
+        return (perf_counter() - started) / self.number
+
     def times(self, seconds: float) -> dict[str, float]:
         """Return the median microseconds of each, of the slowest rank; `seconds` for all together.
 
         Collective; the same on all ranks.
         """
-        calls = {name: contestant.call for name, contestant in self.contestants.items()}
-        race = partial(medians, self.comm, calls, calls=self.number, before=self._prepare)
-        started = perf_counter()
-        race(rounds=PROBE)
-        per_round = (perf_counter() - started) / (PROBE + WARMUP)
-        return race(rounds=self.comm.bcast(max(FEWEST, min(MOST, int(seconds / per_round)))))
-
-    def _prepare(self, name: str) -> None:
-        self.contestants[name].prepare()
+        names = tuple(self.contestants)
+        for _ in range(3):
+            started = perf_counter()
+            for name in names:
+                self.sample(name)
+        rounds = int(seconds / (perf_counter() - started))
+        rounds = self.comm.bcast(max(FEWEST, min(MOST, rounds)))
+        samples = np.empty((rounds, len(names)))
+        for turn in range(rounds):
+            for index in np.roll(np.arange(len(names)), turn):
+                samples[turn, index] = self.sample(names[index])
+        self.comm.Allreduce(MPI.IN_PLACE, samples, MPI.MAX)
+        return dict(zip(names, np.median(samples, axis=0) * 1e6, strict=True))
 
 
 def human(nbytes: int) -> str:

@@ -41,9 +41,11 @@ MOST_TABLES = 64
 
 
 BACKGROUND_NAP = 50_000
-"""Longest nanoseconds between two looks at a message, of calls that run beside other work on the
-same core. Where there is a core to spare MPI waits, and spins: each look takes the interpreter lock,
-for which a thread may wait 5 ms beside pure Python."""
+"""Longest nanoseconds between two looks at a message, of calls beside other work on the same core.
+
+Where there is a core to spare MPI waits, and spins: each look takes the interpreter lock, for which
+a thread may wait 5 ms beside pure Python.
+"""
 
 
 class Channel:
