@@ -12,6 +12,7 @@ class Line:
     held: Persistent | None
     queued: int
     closed: bool
+    ended: bool
 
     def hand_over(self, queue: Any, request: Persistent, ticket: Any) -> bool: ...
 
