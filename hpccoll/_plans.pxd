@@ -75,6 +75,7 @@ cdef class PlanCache:
     cdef object in_place
     cdef Turn turn
     cdef object on_failure
+    cdef bint part_in_place
     cdef public bint closed
     cdef size_t clock
     cdef int last

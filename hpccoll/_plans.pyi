@@ -48,6 +48,8 @@ class Turn:
     def __enter__(self) -> Turn: ...
     def __exit__(self, *exception: object) -> None: ...
 
+PART_IN_PLACE: int
+
 @final
 class PlanCache:
     """The plans of one communicator and one set of settings."""
@@ -60,6 +62,7 @@ class PlanCache:
         in_place: object,
         turn: Turn,
         on_failure: Callable[[Plan], None],
+        part_in_place: bool = False,
     ) -> None: ...
     def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
     def find(self, key: tuple[int, int, int, int, int, str]) -> Plan | None: ...

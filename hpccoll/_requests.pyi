@@ -14,6 +14,7 @@ class Line:
     held: Persistent | None
     queued: int
     closed: bool
+    ended: bool
 
     def hand_over(self, queue: Any, request: Persistent, ticket: Any) -> bool: ...
 

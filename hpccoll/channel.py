@@ -18,7 +18,7 @@ from hpccoll import node as nodes
 from hpccoll import selection
 from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
-from hpccoll._plans import Plan, PlanCache, Turn
+from hpccoll._plans import PART_IN_PLACE, Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
 from hpccoll.engine import Bytes, Memory, Task, make_plan
 from hpccoll.hierarchy import make_hierarchical_plan
@@ -135,7 +135,10 @@ class Channel:
                     plans.clear()
                 self._plans.clear()
             names = OPERATION_OBJECTS if pattern.reduces else ((None, NO_OPERATION),)
-            found = PlanCache(names, MPI.IN_PLACE, self.turn, self.after_failure)
+            found = PlanCache(
+                names, MPI.IN_PLACE, self.turn, self.after_failure,
+                part_in_place=pattern.collective == "allgather",
+            )  # fmt: skip
             self._plans[settings, pattern] = found
         return found
 
@@ -177,10 +180,10 @@ class Channel:
         itemsize = task.reduction.dtype.itemsize
         brings = task.pattern.brings(self.rank, self.size, task.count).count * itemsize
         wants = task.pattern.wants(self.rank, self.size, task.count).count * itemsize
+        if in_place:
+            brings = PART_IN_PLACE if task.pattern.collective == "allgather" else wants
         # As `PlanCache.repeat` sees the arrays.
-        key = (
-            *where, wants if in_place else brings, wants, task.reduction.dtype.num, task.operation
-        )  # fmt: skip
+        key = (*where, brings, wants, task.reduction.dtype.num, task.operation)
         with self.turn:
             self.settle()
             plan = plans.find(key)

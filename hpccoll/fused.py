@@ -248,6 +248,8 @@ def allreduce_many(
             sources.append(operand.array)
             targets.append(target)
             results.append(result)
+        for number in _overwritten(sources, targets):
+            sources[number] = sources[number].copy()
         progress = progress_of(comm, door.call)
         # On a core that both share, thread and rank would only take turns.
         overlap = progress.channel.spare_cores
@@ -429,6 +431,33 @@ class Bucketer:
                 return
             self._next += 1
             yield bucket
+
+
+def _overwritten(sources: list[Array], targets: list[Array]) -> set[int]:
+    """Return the numbers of arrays in whose memory the result of another one may be stored."""
+    places = sorted(
+        (*_byte_bounds(array), is_target, number)
+        for is_target, arrays in enumerate((sources, targets))
+        for number, array in enumerate(arrays)
+        if array.size
+    )
+    found: set[int] = set()
+    reaching: list[tuple[int, int, int, int]] = []
+    for place in places:
+        reaching = [earlier for earlier in reaching if earlier[1] > place[0]]
+        for other in reaching:
+            if other[2] != place[2] and other[3] != place[3]:
+                found.add((place if other[2] else other)[3])
+        reaching.append(place)
+    return found
+
+
+def _byte_bounds(array: Array) -> tuple[int, int]:
+    """Return the addresses between which the elements of an array lie."""
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    start = array.ctypes.data
+    first = start + sum(step for step in reach if step < 0)
+    return first, start + sum(step for step in reach if step > 0) + array.itemsize
 
 
 class _Naming:

@@ -244,6 +244,7 @@ class Progress:
             self.stop()
         if not self.threaded:
             self.advance()
+        self.line.ended = True
         if self._refusal is None:
             self.channel.close()
 

@@ -193,8 +193,10 @@ class PersistentRequest(Persistent):
 
     def sentence(self, method: str, state: str) -> str:
         """Return the text of an error."""
-        rank, size = self._comm.rank, self._comm.size
-        return f"{self._call}: {method} on a request that {state} (rank {rank} of {size})"
+        sentence = f"{self._call}: {method} on a request that {state}"
+        if self._comm == MPI.COMM_NULL:  # freed meanwhile
+            return sentence
+        return f"{sentence} (rank {self._comm.rank} of {self._comm.size})"
 
     def __enter__(self) -> "PersistentRequest":
         """Use the request in a ``with`` block, which frees it."""

@@ -152,6 +152,11 @@ cdef class Turn:
         self.leave()
 
 
+# In a key, for the size of an input that is a part of the output: no array has it.
+cdef size_t PART = <size_t> -1
+PART_IN_PLACE = PART
+
+
 @cython.final
 cdef class PlanCache:
     """The plans of one communicator and one set of settings; the least recently used one leaves.
@@ -167,6 +172,8 @@ cdef class PlanCache:
         Held while a plan runs.
     on_failure : callable
         Called with the plan, and with the lock held, when a plan raised an exception.
+    part_in_place : bool
+        Whether what stands in place is a part of the output (all-gather), not all of it.
 
     Attributes
     ----------
@@ -174,13 +181,14 @@ cdef class PlanCache:
         While it is set, `repeat` runs nothing.
     """
 
-    def __init__(self, operations, in_place, Turn turn, on_failure):
+    def __init__(self, operations, in_place, Turn turn, on_failure, bint part_in_place=False):
         self.plans = [None] * PLANS
         self.operations = tuple(operations)
         self.last_object = NULL
         self.in_place = in_place
         self.turn = turn
         self.on_failure = on_failure
+        self.part_in_place = part_in_place
         self.closed = False
         self.clock = 0
         for k in range(PLANS):
@@ -235,7 +243,7 @@ cdef class PlanCache:
             out_nbytes = cnp.PyArray_NBYTES(recvbuf)
             type_number = cnp.PyArray_TYPE(recvbuf)
         if in_place:
-            source, in_nbytes = target, out_nbytes
+            source, in_nbytes = target, PART if self.part_in_place else out_nbytes
         else:
             if not (cnp.PyArray_CheckExact(sendbuf) and cnp.PyArray_ISCARRAY_RO(sendbuf)):
                 return None
@@ -281,7 +289,8 @@ cdef class PlanCache:
         ----------
         key : tuple
             ``(source, target, in_nbytes, out_nbytes, type_number, name)`` as of the arrays that
-            `repeat` gets; address 0 stands for any (a plan that stages its data). `name` must be
+            `repeat` gets; address 0 stands for any (a plan that stages its data). `in_nbytes` is
+            `PART_IN_PLACE` where the input is a part of the output, in place. `name` must be
             the very string object of the operation table.
         """
         source, target, in_nbytes, out_nbytes, type_number, name = key

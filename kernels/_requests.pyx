@@ -23,11 +23,14 @@ cdef class Line:
         Calls in the queue behind, or running.
     closed : bool
         After a failure: there is something to be settled before the next call.
+    ended : bool
+        The communicator was freed, and with it the memory that plans work in.
     """
 
     cdef public object held
     cdef public Py_ssize_t queued
     cdef public bint closed
+    cdef public bint ended
 
     cpdef bint hand_over(self, queue, Persistent request, ticket):
         """Move a call from here to the end of the queue, unless somebody runs it already.
@@ -136,12 +139,14 @@ cdef class Persistent:
         Raises
         ------
         RuntimeError
-            It has been started and not been waited for, or it has been freed.
+            It has been started and not been waited for, or it or its communicator was freed.
         """
         if self.freed:
             raise RuntimeError(self.sentence("Start", "was freed"))
         if self.active:
             raise RuntimeError(self.sentence("Start", "was started and has not been waited for"))
+        if self.line.ended:
+            raise RuntimeError(self.sentence("Start", "is of a communicator that was freed"))
         self.active = True
         if (self.small and self.line.queued == 0 and self.line.held is None
                 and not self.line.closed):

@@ -1246,6 +1246,19 @@ def test_repeated_calls_are_checked_like_the_first(comm):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [2, 5000])
+def test_a_whole_vector_to_gather_is_refused_after_a_call_in_place(comm, count):
+    wrapped = hpccoll.Comm(comm)
+    whole = np.zeros(count * comm.size)
+    for _ in range(2):
+        wrapped.Allgather(IN_PLACE, whole)
+        for wrong in (np.ones_like(whole), whole):
+            with pytest.raises(ValueError, match="times as many"):
+                wrapped.Allgather(wrong, whole)
+    check_next(comm)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_allgather_tells_all_ranks_of_rows_that_do_not_fit(comm):
     odd = comm.rank == comm.size - 1
     for x in (

@@ -558,3 +558,16 @@ def test_a_process_may_end_without_a_wait(comm, name, n):
     done = start(comm, program, 2, limit=20)
     assert done.status == 0, done.output
     assert not done.ended_by_us
+
+
+@pytest.mark.parametrize("bucket_bytes", [8, 10**7])
+@pytest.mark.parametrize("n", [4, 100_000])
+def test_results_of_many_may_go_to_the_memory_of_other_arrays(comm, n, bucket_bytes):
+    first, second = mine(comm, n), mine(comm, n, 1)
+    results = hpccoll.allreduce_many(
+        [first, second], out=[second, first], comm=comm, bucket_bytes=bucket_bytes
+    )
+    np.testing.assert_array_equal(results[0], total(comm, n))
+    np.testing.assert_array_equal(results[1], total(comm, n, 1))
+    assert results[0] is second
+    assert results[1] is first

@@ -287,3 +287,18 @@ def test_the_communicator_may_be_freed_before_the_request(comm):
     np.testing.assert_array_equal(out, total(comm, 10))
     request.Free()
     assert request.freed
+
+
+@pytest.mark.parametrize("n", [3, LARGE])
+def test_what_is_started_after_the_communicator_was_freed_is_refused(comm, n):
+    made = hpccoll.Comm(comm).Dup()
+    x, out = mine(comm, n), np.empty(n)
+    request = made.Allreduce_init(x, out)
+    request.Start()
+    made.Free()
+    assert request.Wait() is True
+    assert out.tobytes() == total(comm, n).tobytes()
+    with pytest.raises(RuntimeError, match="freed"):
+        request.Start()
+    assert request.Wait() is True
+    request.Free()
