@@ -131,9 +131,10 @@ class Channel:
         found = self._plans.get((settings, pattern))
         if found is None:
             if len(self._plans) >= MOST_TABLES:
-                for plans in self._plans.values():
-                    plans.clear()
-                self._plans.clear()
+                with self.turn:
+                    for plans in self._plans.values():
+                        plans.clear()
+                    self._plans.clear()
             names = OPERATION_OBJECTS if pattern.reduces else ((None, NO_OPERATION),)
             found = PlanCache(
                 names, MPI.IN_PLACE, self.turn, self.after_failure,

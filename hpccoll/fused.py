@@ -400,11 +400,13 @@ class Bucketer:
         channel = channel_of(self._comm, "Bucketer.wait")
         with channel.turn:
             told = channel.transport.comm.allgather(mine)
+        declared, self._ready = self._ready, {}  # where ranks disagree, the step begins anew
         raise_first(
             f"rank {rank} declared {_difference(told[0], other)}, which rank 0 did not"
             for rank, other in enumerate(told)
             if other != told[0]
         )
+        self._ready = declared
         kinds = {name: (x.shape, x.dtype.newbyteorder("=")) for name, x in self._ready.items()}
         self._kinds = {name: kinds[name] for name in told[0]}
         sizes = [(math.prod(shape), dtype) for shape, dtype in self._kinds.values()]

@@ -47,9 +47,11 @@ class Ticket:
         What it raised.
     plan : Plan or None
         What ran.
+    told : bool
+        Whether the error is raised by hpccoll's own wait, so that MPI's need not report one.
     """
 
-    __slots__ = ("_caller", "_on_done", "_run", "done", "error", "plan")
+    __slots__ = ("_caller", "_on_done", "_run", "done", "error", "plan", "told")
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Ticket:
         self.done = False
         self.error: BaseException | None = None
         self.plan: Plan | None = None
+        self.told = False
 
     def run(self, progress: "Progress") -> None:
         """Run the call; what it raises is kept for who waits."""

@@ -5,7 +5,6 @@ and the like do. Who runs them, and when: `hpccoll.progress`.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from mpi4py import MPI
@@ -42,7 +41,7 @@ class Request(MPI.Grequest):
 
         def query(status: MPI.Status) -> None:
             status.Set_elements(MPI.BYTE, 0)
-            if tickets[0].error is not None:
+            if tickets[0].error is not None and not tickets[0].told:
                 raise MPI.Exception(MPI.ERR_OTHER)
 
         # Two objects for one request: a wait sets the handle of the user's to null.
@@ -113,8 +112,8 @@ class Request(MPI.Grequest):
             self._comm.note_call(self._ticket.plan)
         if not self._ticket.done:
             return  # interrupted: it goes on, and can be waited for again
-        with suppress(MPI.Exception):  # as `query` says; the error itself says more
-            MPI.Request.Wait(self, status)
+        self._ticket.told = True  # or will be, by who called this
+        MPI.Request.Wait(self, status)
 
 
 class PersistentRequest(Persistent):
