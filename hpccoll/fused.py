@@ -7,18 +7,19 @@ the next ones are packed.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.arrays import Door, operand_of, operation_of, target_of
+from hpccoll.arrays import NAMES, Door, operand_of, operation_of, target_of
 from hpccoll.buffers import Array
 from hpccoll.calls import Caller
-from hpccoll.channel import channel_of
+from hpccoll.channel import Channel, channel_of
 from hpccoll.jobs import Job, check_output
 from hpccoll.ops import Operation, check_type
 from hpccoll.pattern import Pattern
@@ -52,6 +53,11 @@ class Bucket:
     starts: tuple[int, ...]
     count: int
     dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return self.count * self.dtype.itemsize
 
 
 def buckets(kinds: Sequence[tuple[int, np.dtype[Any]]], bucket_bytes: int) -> list[Bucket]:
@@ -107,16 +113,11 @@ class Exchange:
         What combines elements.
     progress : Progress
         Runs the calls.
-    overlap : bool
-        Whether the thread runs them beside what this rank does; otherwise they run in `finish`.
     """
 
     UNDER_WAY = 2
 
-    def __init__(
-        self, door: Door, operation: Operation, progress: Progress, *, overlap: bool
-    ) -> None:
-        self._overlap = overlap
+    def __init__(self, door: Door, operation: Operation, progress: Progress) -> None:
         self._door = door
         self._operation = operation
         self._progress = progress
@@ -134,8 +135,7 @@ class Exchange:
         while sum(1 for entry in self._started if entry[1] is not None) >= self.UNDER_WAY:
             self._finish_first()
         room = self._room(bucket)
-        for source, start in zip(sources, bucket.starts, strict=True):
-            room[start : start + source.size].reshape(source.shape)[...] = source
+        pack(bucket, sources, room)
         self._started.append((self._enqueue(self._job(room, room)), bucket, room, targets))
 
     def finish(self) -> None:
@@ -161,12 +161,11 @@ class Exchange:
 
     def _enqueue(self, job: Job) -> Ticket:
         caller = Caller(self._door.call, self._door.comm)
-        ticket = Ticket(caller, self._progress.run_job(job))
-        return self._progress.enqueue(ticket, wake=self._overlap)
+        return self._progress.enqueue(Ticket(caller, self._progress.run_job(job)))
 
     def _room(self, bucket: Bucket) -> Array:
         """Return memory for a bucket, such as the node shares if it can be."""
-        nbytes = bucket.count * bucket.dtype.itemsize
+        nbytes = bucket.nbytes
         slot = self._packed % self.UNDER_WAY
         self._packed += 1
         if slot == len(self._leased):
@@ -181,8 +180,19 @@ class Exchange:
         self._progress.complete(ticket)
         if bucket is None or room is None:
             return
-        for target, start in zip(targets, bucket.starts, strict=True):
-            target[...] = room[start : start + target.size].reshape(target.shape)
+        unpack(bucket, room, targets)
+
+
+def pack(bucket: Bucket, arrays: list[Array], room: Array) -> None:
+    """Copy the members of a bucket to their places in it."""
+    for array, start in zip(arrays, bucket.starts, strict=True):
+        room[start : start + array.size].reshape(array.shape)[...] = array
+
+
+def unpack(bucket: Bucket, room: Array, arrays: list[Array]) -> None:
+    """Copy the members of a bucket out of it."""
+    for array, start in zip(arrays, bucket.starts, strict=True):
+        array[...] = room[start : start + array.size].reshape(array.shape)
 
 
 def allreduce_many(
@@ -242,30 +252,62 @@ def allreduce_many(
         for number, array in enumerate(arrays):
             with _Naming(number):
                 operand = operand_of(door, array)
-                given = None if out is None else out[number]
-                target, result = target_of(operand, given, operand.array.shape)
-                door.job(Pattern(), operation, operand.array, target, target.size)
-            sources.append(operand.array)
+                source = target = operand.array
+                result: Callable[[], Any] = partial(_itself, array)
+                if out is None or out[number] is not array:
+                    given = None if out is None else out[number]
+                    target, result = target_of(operand, given, source.shape)
+                door.job(Pattern(), operation, source, target, target.size)
+            sources.append(source)
             targets.append(target)
             results.append(result)
-        for number in _overwritten(sources, targets):
-            sources[number] = sources[number].copy()
-        progress = progress_of(comm, door.call)
-        # On a core that both share, thread and rank would only take turns.
-        overlap = progress.channel.spare_cores
-        exchange = Exchange(door, operation, progress, overlap=overlap)
+        if any(source is not target for source, target in zip(sources, targets, strict=True)):
+            for number in _overwritten(sources, targets):
+                sources[number] = sources[number].copy()
         kinds = [(source.size, source.dtype.newbyteorder("=")) for source in sources]
-        try:
-            for bucket in buckets(kinds, bucket_bytes):
-                exchange.start(
-                    bucket,
-                    [sources[member] for member in bucket.members],
-                    [targets[member] for member in bucket.members],
-                )
-            exchange.finish()
-        finally:
-            exchange.abandon()
+        parcels = [
+            (bucket, [sources[k] for k in bucket.members], [targets[k] for k in bucket.members])
+            for bucket in buckets(kinds, bucket_bytes)
+        ]
+        channel = channel_of(comm, door.call)
+        if channel.spare_cores:
+            exchange = Exchange(door, operation, progress_of(comm, door.call))
+            try:
+                for parcel in parcels:
+                    exchange.start(*parcel)
+                exchange.finish()
+            finally:
+                exchange.abandon()
+        else:
+            # On a core that both share, thread and rank would only take turns.
+            for parcel in parcels:
+                _exchange_now(door, operation, channel, *parcel)
     return [result() for result in results]
+
+
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _exchange_now(
+    door: Door,
+    operation: Operation,
+    channel: Channel,
+    bucket: Bucket,
+    sources: list[Array],
+    targets: list[Array],
+) -> None:
+    """Reduce a bucket; `sources` and `targets` are the arrays of its members."""
+    if len(bucket.members) == 1:
+        (x,), (out,) = sources, targets
+        Job(door.call, door.settings, Pattern(), operation, x, out, NAMES, out.size).run(channel)
+        return
+    with channel.turn:
+        room = channel.scratch("bucket", bucket.nbytes)[: bucket.nbytes].view(bucket.dtype)
+        pack(bucket, sources, room)
+        job = Job(door.call, door.settings, Pattern(), operation, None, room, NAMES, room.size)
+        job.run(channel)
+        unpack(bucket, room, targets)
 
 
 class Bucketer:
@@ -415,7 +457,6 @@ class Bucketer:
             self._door,
             self._operation,
             progress_of(self._comm, "Bucketer.wait"),
-            overlap=True,
         )
 
     def _start_complete(self) -> None:

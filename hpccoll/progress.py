@@ -152,22 +152,12 @@ class Progress:
         for closable in postponed:
             closable.close()
 
-    def enqueue(self, ticket: Ticket, *, wake: bool = True) -> Ticket:
-        """Have a call run behind those that were made before it.
-
-        Parameters
-        ----------
-        ticket : Ticket
-            For the call.
-        wake : bool
-            Whether the thread is to see to it; otherwise whoever waits for it runs it, or for one
-            behind it.
-        """
+    def enqueue(self, ticket: Ticket) -> Ticket:
+        """Have a call run behind those that were made before it."""
         self._take_over_held()
         self.line.queued += 1
         self._queue.append(ticket)
-        if wake:
-            self._news.set()
+        self._news.set()
         return ticket
 
     def take_over(self, request: Persistent) -> None:
