@@ -377,7 +377,7 @@ def postpone_closing() -> list[Closable]:
     return postponed
 
 
-_attachment = Attachment(Channel)
+_attachment = Attachment(lambda comm: Channel(comm))
 
 
 def find_channel(comm: MPI.Intracomm) -> Channel | None:

@@ -6,7 +6,7 @@ which the executor runs.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -222,8 +222,13 @@ def _program(
 ) -> Program:
     """Compile once what arrays at other addresses use again."""
     placed = algorithm.on(topology, root=pattern.root, counts=pattern.counts)
+    schedule = placed.schedule(rank, size, count)
+    if pattern.collective == "barrier":
+        # Tokens of several ranks are one word; a range would be a message of its own.
+        steps = (s._replace(send=s.send[:1], receive=s.receive[:1]) for s in schedule.steps)
+        schedule = replace(schedule, steps=tuple(steps))
     return compile_program(
-        placed.schedule(rank, size, count),
+        schedule,
         segment_count=segment_count,
         room=segment_count,
         wants=pattern.wants(rank, size, count),

@@ -171,14 +171,14 @@ def test_steps_are_those_simulated_and_messages_as_few(collective, name, size):
         assert rank.messages_received <= received <= 2 * rank.messages_received
 
 
+@pytest.mark.parametrize("name", [entry.name for entry in algorithms("barrier")])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_barrier_sends_word_and_no_bytes(size):
-    [entry] = algorithms("barrier")
+def test_a_barrier_sends_word_and_no_bytes(size, name):
     arrived = [False] * size
 
     def job(rank):
         nothing = np.empty(0, np.uint8)
-        bound = rank.collective(Pattern("barrier"), entry.name, "", 0, None, nothing)
+        bound = rank.collective(Pattern("barrier"), name, "", 0, None, nothing)
         for _ in range(3):
             arrived[rank.rank] = True
             bound.run()
@@ -190,17 +190,13 @@ def test_a_barrier_sends_word_and_no_bytes(size):
             bound.run()
         return bound.plan.messages_sent, bound.plan.messages_received, bound.plan.bytes_sent
 
-    levels = (size - 1).bit_length()
     did = run(size, job)
-    assert sum(sent for sent, _, _ in did) == sum(received for _, received, _ in did)
-    for sent, received, nbytes in did:
-        assert levels <= sent <= 2 * levels
-        assert levels <= received <= 2 * levels
-        assert nbytes == 0
+    ranks = hpccoll.simulate(name, size=size, collective="barrier").ranks
+    assert did == [(rank.messages_sent, rank.messages_received, 0) for rank in ranks]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-@pytest.mark.parametrize("name", [entry.name for entry in algorithms("reduce_scatter")])
+@pytest.mark.parametrize("name", ["ring", "circulant"])  # inside nodes, two_level's trees differ
 def test_the_bits_are_those_of_the_all_reduce_of_that_name(name, size):
     """Both have the same expression for each element, so rounding is the same."""
     count = 7 * size + 3
