@@ -6,6 +6,8 @@ from begun import mine, total
 from mpi4py import MPI
 
 import hpccoll
+from hpccoll.channel import channel_of
+from hpccoll.jobs import Job
 
 SHAPES = [(3,), (100, 7), (40_000,), (5, 5, 5), (0,), (), (2, 0, 3), (90, 70), (20_000,)]
 several = pytest.mark.mpi(min_size=2)
@@ -65,16 +67,20 @@ def test_numbers_and_algorithms(comm):
     assert [type(result) for result in results] == [int, float, np.float32]
 
 
-def test_few_calls_are_made(comm, monkeypatch):
-    from hpccoll.fused import Exchange
-
-    started = []
-    start = Exchange.start
+@pytest.mark.parametrize("spare", [False, True])
+def test_few_calls_are_made(comm, monkeypatch, spare):
+    """At once where a rank has one core, beside the packing where it has two."""
+    monkeypatch.setattr(channel_of(comm), "spare_cores", spare)
+    made = []
+    run = Job.run
     monkeypatch.setattr(
-        Exchange, "start", lambda self, *args: (started.append(args[0]), start(self, *args))[1]
+        Job, "run", lambda self, channel: (made.append(self), run(self, channel))[1]
     )
-    hpccoll.allreduce_many([np.ones(100) for _ in range(500)], comm=comm)
-    assert [bucket.count for bucket in started] == [50_000]
+    arrays = [np.full(100, comm.rank + number) for number in range(500)]
+    results = hpccoll.allreduce_many(arrays, "max", comm=comm, bucket_bytes=160_000)
+    assert [job.count for job in made] == [20_000, 20_000, 10_000]
+    for number, result in enumerate(results):
+        assert (result == comm.size - 1 + number).all()
 
 
 def test_a_mean(comm):
