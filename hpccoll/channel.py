@@ -233,7 +233,9 @@ class Channel:
             self._out_of_step = True
             self._unsettled = not self.transport.give_up([], -1, on_node=True)
         elif isinstance(plan, MessagePlan):
-            self._out_of_step |= plan.hierarchical or self.transport.failed_on_node
+            # Who only sends learns of it in its next call, which the others have not made: so they
+            # have not counted as many calls by messages as it has.
+            self._out_of_step |= self.meeting.memory != "none" or self.transport.failed_on_node
             self._unsettled = not plan.usable
         if self._unsettled or self._out_of_step:
             self.allow_repeats(False)
