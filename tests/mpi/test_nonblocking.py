@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[2]
 COUNTS = [3, 1000, 400_000]  # in line, by messages that MPI buffers or slots, 3 MB
 LARGE = 400_000
 
+first_call_is_local = pytest.mark.skipif(
+    MPI.get_vendor()[0] == "Open MPI",
+    reason="Open MPI mixes up communicators that two threads make: there the first call waits",
+)
+
 
 @pytest.fixture(name="wrapped", params=["auto", "off"])
 def wrapped_comm(request, comm, monkeypatch):
@@ -120,6 +125,7 @@ def test_waits_of_mpi_for_some(wrapped):
         np.testing.assert_array_equal(out, total(wrapped, 300, k))
 
 
+@first_call_is_local
 def test_two_communicators(comm):
     one, other = hpccoll.Comm(comm), hpccoll.Comm(comm).Dup()
     a, b = np.empty(2000), np.empty(2000)
