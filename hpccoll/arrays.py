@@ -15,6 +15,7 @@ from hpccoll import buffers
 from hpccoll.algorithms import AUTO, find
 from hpccoll.buffers import Array, Operand
 from hpccoll.channel import Channel
+from hpccoll.chunks import chunks
 from hpccoll.jobs import (
     NOTHING,
     Deferred,
@@ -203,7 +204,7 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     sending = door.comm.rank == root
     if out is not None:
         target, result = target_of(operand, out, source.shape)
-    elif isinstance(x, (bool, int, float, complex, np.generic)):
+    elif buffers.is_scalar(x):
         target, result = operand.new_result(None)
     else:
         target, result = source, lambda: x
@@ -261,7 +262,7 @@ def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tupl
     if out is None:
         whole = operand.array.shape if shape is None else shape
         return operand.new_result(None if whole == operand.array.shape else whole)
-    if isinstance(out, (bool, int, float, complex, np.generic)):
+    if buffers.is_scalar(out):
         message = f"out is a scalar of type {type(out).__name__}; wanted an array"
         raise TypeError(message)
     target, x = buffers.of_array("out", out).array, operand.array
@@ -279,7 +280,7 @@ def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tupl
 def rows_of(counts: Sequence[int] | None, length: int, size: int) -> tuple[int, ...]:
     """Return the rows of each rank: as asked for, or as `numpy.array_split` cuts them."""
     if counts is None:
-        return tuple(length // size + (length % size > rank) for rank in range(size))
+        return tuple(chunk.count for chunk in chunks(length, size))
     rows = check_counts("counts", counts, size)
     if sum(rows) != length:
         message = f"counts is {list(rows)}, of together {sum(rows)}; x has {length} rows"

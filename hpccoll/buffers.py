@@ -144,6 +144,11 @@ def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
     return array[start:stop] if rest else array
 
 
+def is_scalar(x: object) -> bool:
+    """Whether it is a number of Python's or NumPy's, in which no result can be stored."""
+    return isinstance(x, (bool, int, float, complex, np.generic))
+
+
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Whether hpccoll reduces this type: bool, numbers of any width, times and durations."""
     return kind_of(dtype) in "biufcmM"

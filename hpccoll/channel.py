@@ -330,8 +330,15 @@ class Attachment(Generic[Attached]):
             return None
         return comm.Get_attr(self._keyval)  # type: ignore[return-value]
 
-    def of(self, comm: MPI.Intracomm) -> Attached:
-        """Return what hangs on a communicator; make it if it is not there."""
+    def of(self, comm: MPI.Intracomm, call: str) -> Attached:
+        """Return what hangs on a communicator; make it if it is not there.
+
+        Raises
+        ------
+        RuntimeError
+            In a forked child; the text names the `call`.
+        """
+        refuse_forked(call)
         with self._bookkeeping:
             if self._keyval == MPI.KEYVAL_INVALID:
                 # Without a copy function, a duplicate of the communicator starts without one.
@@ -402,5 +409,4 @@ def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
     RuntimeError
         In a forked child.
     """
-    refuse_forked(call)
-    return _attachment.of(comm)
+    return _attachment.of(comm, call)

@@ -9,19 +9,19 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.arrays import NAMES, Door, operand_of, operation_of, target_of
-from hpccoll.buffers import Array
+from hpccoll.arrays import Door, operand_of, operation_of, target_of
+from hpccoll.buffers import Array, is_scalar
 from hpccoll.calls import Caller
 from hpccoll.channel import Channel, channel_of
 from hpccoll.jobs import Job, check_output
-from hpccoll.ops import Operation, check_type
+from hpccoll.ops import check_type
 from hpccoll.pattern import Pattern
 from hpccoll.placement import raise_first
 from hpccoll.progress import Progress, Ticket, progress_of
@@ -108,35 +108,31 @@ class Exchange:
     Parameters
     ----------
     door : Door
-        Where and how.
-    operation : Operation
-        What combines elements.
+        Where.
     progress : Progress
         Runs the calls.
     """
 
     UNDER_WAY = 2
 
-    def __init__(self, door: Door, operation: Operation, progress: Progress) -> None:
+    def __init__(self, door: Door, progress: Progress) -> None:
         self._door = door
-        self._operation = operation
         self._progress = progress
         self._packed = 0
         self._leased: list[int] = []
-        self._started: deque[tuple[Ticket, Bucket | None, Array | None, list[Array]]] = deque()
+        self._started: deque[tuple[Ticket, Bucket | None, Array | None, list[Job]]] = deque()
         self._rooms: list[Array] = [np.empty(0, np.uint8)] * self.UNDER_WAY
 
-    def start(self, bucket: Bucket, sources: list[Array], targets: list[Array]) -> None:
-        """Begin to reduce a bucket; `sources` and `targets` are the arrays of its members."""
-        if len(bucket.members) == 1:
-            job = self._job(sources[0], targets[0])
-            self._started.append((self._enqueue(job), None, None, targets))
+    def start(self, bucket: Bucket, jobs: list[Job]) -> None:
+        """Begin to reduce a bucket; `jobs` are those of its members."""
+        if len(jobs) == 1:
+            self._started.append((self._enqueue(jobs[0]), None, None, jobs))
             return
         while sum(1 for entry in self._started if entry[1] is not None) >= self.UNDER_WAY:
             self._finish_first()
         room = self._room(bucket)
-        pack(bucket, sources, room)
-        self._started.append((self._enqueue(self._job(room, room)), bucket, room, targets))
+        job = pack(bucket, jobs, room)
+        self._started.append((self._enqueue(job), bucket, room, jobs))
 
     def finish(self) -> None:
         """Return when all that was started is where it belongs; raise the first error."""
@@ -156,9 +152,6 @@ class Exchange:
         self._rooms = [np.empty(0, np.uint8)] * self.UNDER_WAY
         self._packed = 0
 
-    def _job(self, x: Array, out: Array) -> Job:
-        return self._door.job(Pattern(), self._operation, x, out, out.size)
-
     def _enqueue(self, job: Job) -> Ticket:
         caller = Caller(self._door.call, self._door.comm)
         return self._progress.enqueue(Ticket(caller, self._progress.run_job(job)))
@@ -176,23 +169,24 @@ class Exchange:
         return self._rooms[slot][:nbytes].view(bucket.dtype)
 
     def _finish_first(self) -> None:
-        ticket, bucket, room, targets = self._started.popleft()
+        ticket, bucket, room, jobs = self._started.popleft()
         self._progress.complete(ticket)
-        if bucket is None or room is None:
-            return
-        unpack(bucket, room, targets)
+        if bucket is not None and room is not None:
+            unpack(bucket, jobs, room)
 
 
-def pack(bucket: Bucket, arrays: list[Array], room: Array) -> None:
-    """Copy the members of a bucket to their places in it."""
-    for array, start in zip(arrays, bucket.starts, strict=True):
-        room[start : start + array.size].reshape(array.shape)[...] = array
+def pack(bucket: Bucket, jobs: list[Job], room: Array) -> Job:
+    """Copy what the members of a bucket bring to their places in it; return the job for all."""
+    for job, start in zip(jobs, bucket.starts, strict=True):
+        room[start : start + job.count].reshape(job.source.shape)[...] = job.source
+    return replace(jobs[0], x=None, out=room, count=room.size)
 
 
-def unpack(bucket: Bucket, room: Array, arrays: list[Array]) -> None:
-    """Copy the members of a bucket out of it."""
-    for array, start in zip(arrays, bucket.starts, strict=True):
-        array[...] = room[start : start + array.size].reshape(array.shape)
+def unpack(bucket: Bucket, jobs: list[Job], room: Array) -> None:
+    """Copy the results of the members out of a bucket."""
+    for job, start in zip(jobs, bucket.starts, strict=True):
+        assert job.out is not None
+        job.out[...] = room[start : start + job.count].reshape(job.out.shape)
 
 
 def allreduce_many(
@@ -248,7 +242,8 @@ def allreduce_many(
         if out is not None and len(out) != len(arrays):
             message = f"out has {len(out)} arrays, arrays has {len(arrays)}; they must be as many"
             raise ValueError(message)
-        sources, targets, results = [], [], []
+        jobs: list[Job] = []
+        results: list[Callable[[], Any]] = []
         for number, array in enumerate(arrays):
             with _Naming(number):
                 operand = operand_of(door, array)
@@ -257,21 +252,15 @@ def allreduce_many(
                 if out is None or out[number] is not array:
                     given = None if out is None else out[number]
                     target, result = target_of(operand, given, source.shape)
-                door.job(Pattern(), operation, source, target, target.size)
-            sources.append(source)
-            targets.append(target)
+                jobs.append(door.job(Pattern(), operation, source, target, target.size))
             results.append(result)
-        if any(source is not target for source, target in zip(sources, targets, strict=True)):
-            for number in _overwritten(sources, targets):
-                sources[number] = sources[number].copy()
-        kinds = [(source.size, source.dtype.newbyteorder("=")) for source in sources]
-        parcels = [
-            (bucket, [sources[k] for k in bucket.members], [targets[k] for k in bucket.members])
-            for bucket in buckets(kinds, bucket_bytes)
-        ]
+        if any(job.x is not None for job in jobs):
+            _keep_from_others(jobs)
+        dealt = buckets([(job.count, job.dtype) for job in jobs], bucket_bytes)
+        parcels = [(bucket, [jobs[k] for k in bucket.members]) for bucket in dealt]
         channel = channel_of(comm, door.call)
         if channel.spare_cores:
-            exchange = Exchange(door, operation, progress_of(comm, door.call))
+            exchange = Exchange(door, progress_of(comm, door.call))
             try:
                 for parcel in parcels:
                     exchange.start(*parcel)
@@ -281,7 +270,7 @@ def allreduce_many(
         else:
             # On a core that both share, thread and rank would only take turns.
             for parcel in parcels:
-                _exchange_now(door, operation, channel, *parcel)
+                _exchange_now(channel, *parcel)
     return [result() for result in results]
 
 
@@ -289,25 +278,15 @@ def _itself(array: Any) -> Any:
     return array
 
 
-def _exchange_now(
-    door: Door,
-    operation: Operation,
-    channel: Channel,
-    bucket: Bucket,
-    sources: list[Array],
-    targets: list[Array],
-) -> None:
-    """Reduce a bucket; `sources` and `targets` are the arrays of its members."""
-    if len(bucket.members) == 1:
-        (x,), (out,) = sources, targets
-        Job(door.call, door.settings, Pattern(), operation, x, out, NAMES, out.size).run(channel)
+def _exchange_now(channel: Channel, bucket: Bucket, jobs: list[Job]) -> None:
+    """Reduce a bucket; `jobs` are those of its members."""
+    if len(jobs) == 1:
+        jobs[0].run(channel)
         return
     with channel.turn:
         room = channel.scratch("bucket", bucket.nbytes)[: bucket.nbytes].view(bucket.dtype)
-        pack(bucket, sources, room)
-        job = Job(door.call, door.settings, Pattern(), operation, None, room, NAMES, room.size)
-        job.run(channel)
-        unpack(bucket, room, targets)
+        pack(bucket, jobs, room).run(channel)
+        unpack(bucket, jobs, room)
 
 
 class Bucketer:
@@ -386,7 +365,7 @@ class Bucketer:
             The array cannot be reduced in place.
         """
         with Caller("Bucketer.ready", self._comm):
-            if isinstance(array, (bool, int, float, complex, np.generic)):
+            if is_scalar(array):
                 message = f"{name!r} is a scalar of type {type(array).__name__}; wanted an array"
                 raise TypeError(message)
             x = operand_of(self._door, array).array
@@ -453,18 +432,15 @@ class Bucketer:
         self._kinds = {name: kinds[name] for name in told[0]}
         sizes = [(math.prod(shape), dtype) for shape, dtype in self._kinds.values()]
         self._buckets = buckets(sizes, self._bucket_bytes)
-        self._exchange = Exchange(
-            self._door,
-            self._operation,
-            progress_of(self._comm, "Bucketer.wait"),
-        )
+        self._exchange = Exchange(self._door, progress_of(self._comm, "Bucketer.wait"))
 
     def _start_complete(self) -> None:
         """Begin the exchange of the next buckets, as far as they are complete."""
         for bucket in self._complete():
             arrays = [self._ready[self.names[member]] for member in bucket.members]
+            jobs = [self._door.job(Pattern(), self._operation, None, x, x.size) for x in arrays]
             assert self._exchange is not None
-            self._exchange.start(bucket, arrays, arrays)
+            self._exchange.start(bucket, jobs)
 
     def _complete(self) -> Iterator[Bucket]:
         names = self.names
@@ -476,13 +452,19 @@ class Bucketer:
             yield bucket
 
 
-def _overwritten(sources: list[Array], targets: list[Array]) -> set[int]:
-    """Return the numbers of arrays in whose memory the result of another one may be stored."""
+def _keep_from_others(jobs: list[Job]) -> None:
+    """Copy what is brought in memory in which the result of another job may be stored."""
+    for number in _overwritten(jobs):
+        jobs[number].x = jobs[number].source.copy()
+
+
+def _overwritten(jobs: list[Job]) -> set[int]:
+    """Return the numbers of jobs in whose memory the result of another one may be stored."""
     places = sorted(
         (*_byte_bounds(array), is_target, number)
-        for is_target, arrays in enumerate((sources, targets))
-        for number, array in enumerate(arrays)
-        if array.size
+        for number, job in enumerate(jobs)
+        for is_target, array in enumerate((job.source, job.out))
+        if array is not None and array.size
     )
     found: set[int] = set()
     reaching: list[tuple[int, int, int, int]] = []

@@ -101,11 +101,16 @@ class Job:
         return self
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the elements, in native byte order."""
+    def source(self) -> Array:
+        """What this rank brings: `x`, or `out` in place; where it brings nothing, `out`."""
         array = self.out if self.x is None else self.x
         assert array is not None
-        return array.dtype.newbyteorder("=")
+        return array
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements, in native byte order."""
+        return self.source.dtype.newbyteorder("=")
 
     def run(self, channel: Channel) -> Plan:
         """Run, and return the plan that did it."""

@@ -1,11 +1,10 @@
 """The pattern of a call: who brings which elements of the vector, and who wants which of them."""
 
 import zlib
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from hpccoll.algorithms.collective import COLLECTIVES
-from hpccoll.chunks import Range, chunks
+from hpccoll.algorithms.collective import COLLECTIVES, Share
+from hpccoll.chunks import Range, cut
 
 NO_OPERATION = "none"
 """Name of the operation of a collective that only moves elements."""
@@ -24,7 +23,7 @@ class Pattern(NamedTuple):
     root : int
         The root of a rooted collective; else 0.
     counts : tuple of int or None
-        Elements of each rank's chunk; None for those that `hpccoll.chunks.chunks` cuts.
+        Elements of each rank's chunk; None for as equal ones as can be.
     """
 
     collective: str = "allreduce"
@@ -38,25 +37,22 @@ class Pattern(NamedTuple):
 
     def chunks(self, size: int, count: int) -> tuple[Range, ...]:
         """Return the chunk of each rank."""
-        if self.counts is None:
-            return chunks(count, size)
-        return tuple(Range(*ends) for ends in pairwise(accumulate(self.counts, initial=0)))
+        return cut(count, size, self.counts)
 
     def brings(self, rank: int, size: int, count: int) -> Range:
         """Return the elements that a rank contributes."""
-        if self.collective == "allgather":
-            return self.chunks(size, count)[rank]
-        if self.collective == "broadcast" and rank != self.root:
-            return Range(0, 0)
-        return Range(0, count)
+        return self._share(COLLECTIVES[self.collective].brings, rank, size, count)
 
     def wants(self, rank: int, size: int, count: int) -> Range:
         """Return the elements that a rank ends with; the root of a broadcast has them already."""
-        if self.collective == "reduce_scatter":
-            return self.chunks(size, count)[rank]
-        if (self.collective, rank == self.root) in {("reduce", False), ("broadcast", True)}:
+        if self.collective == "broadcast" and rank == self.root:
             return Range(0, 0)
-        return Range(0, count)
+        return self._share(COLLECTIVES[self.collective].ends, rank, size, count)
+
+    def _share(self, share: Share, rank: int, size: int, count: int) -> Range:
+        if share is Share.CHUNK:
+            return self.chunks(size, count)[rank]
+        return Range(0, 0 if share is Share.ROOT and rank != self.root else count)
 
     def text(self) -> str:
         """Return what tells the pattern from others, in a few characters; empty for all-reduce."""

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hpccoll._plans import Plan
 from hpccoll._requests import Line, Persistent
 from hpccoll.calls import Caller
-from hpccoll.channel import Attachment, Channel, postpone_closing, refuse_forked
+from hpccoll.channel import Attachment, Channel, postpone_closing
 from hpccoll.jobs import Deferred, Job
 
 LONGEST_NAP = 1e-3
@@ -278,8 +278,7 @@ def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
     RuntimeError
         In a forked child.
     """
-    refuse_forked(call)
-    return _attachment.of(comm)
+    return _attachment.of(comm, call)
 
 
 def settle_first_call(comm: MPI.Intracomm) -> None:

@@ -31,7 +31,6 @@ class Request(MPI.Grequest):
     _ticket: Ticket
     _progress: Progress
     _comm: Any
-    _told = False
 
     @classmethod
     def begin(cls, comm: Any, call: str, job: Job | Deferred) -> "Request":
@@ -66,17 +65,14 @@ class Request(MPI.Grequest):
             return True
         try:
             self._progress.complete(self._ticket)
-        except BaseException:
-            self._told = self._ticket.done
-            raise
         finally:
             self._release(status)
         return True
 
     def _tell(self) -> None:
         """Raise what the call raised, once: a wait for several requests did not say what."""
-        if self._ticket.error is not None and not self._told:
-            self._told = True
+        if self._ticket.error is not None and not self._ticket.told:
+            self._ticket.told = True
             raise self._ticket.error
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802

@@ -15,7 +15,8 @@ from mpi4py import MPI
 
 from hpccoll import buffers
 from hpccoll.buffers import Array
-from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_root, gathered
+from hpccoll.chunks import chunks
+from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_output, check_root, gathered
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
 
@@ -27,12 +28,10 @@ def allreduce(
 ) -> Job | None:
     """Understand ``Allreduce(sendbuf, recvbuf, op)``."""
     operation = find_operation(op)
-    out = buffers.of_spec(recvbuf, "recvbuf")
-    x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
-    if not _reducible(op, operation, x, out):
+    both = _both(op, operation, sendbuf, recvbuf)
+    if both is None:
         return None
-    assert x is not None
-    assert out is not None
+    x, out = both
     _same_count(x, out)
     job = Job(call, comm.settings, Pattern(), operation, x, out, NAMES, out.size)
     return job.check(comm.rank, comm.size)
@@ -51,12 +50,10 @@ def reduce(
     check_root(root, comm.size)
     out = x = None
     if comm.rank == root:
-        out = buffers.of_spec(recvbuf, "recvbuf")
-        x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
-        if not _reducible(op, operation, x, out):
+        both = _both(op, operation, sendbuf, recvbuf)
+        if both is None:
             return None
-        assert x is not None
-        assert out is not None
+        x, out = both
         _same_count(x, out)
     else:
         if _is_in_place(sendbuf):
@@ -115,12 +112,10 @@ def reduce_scatter(
     Without `recvcounts` ranks tell each other: a collective call.
     """
     operation = find_operation(op)
-    out = buffers.of_spec(recvbuf, "recvbuf")
-    x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
-    if not _reducible(op, operation, x, out):
+    both = _both(op, operation, sendbuf, recvbuf)
+    if both is None:
         return None
-    assert x is not None
-    assert out is not None
+    x, out = both
     if recvcounts is None and _is_in_place(sendbuf):
         message = "recvcounts is None and sendbuf is in place; wanted a count for each rank"
         raise ValueError(message)
@@ -160,9 +155,7 @@ def _scatter_in_place(
     job = Job(
         call, comm.settings, pattern, operation, whole, result, NAMES, whole.size, after=store
     )
-    if not whole.flags.writeable:
-        message = "recvbuf is read-only; wanted a writable array"
-        raise BufferError(message)
+    check_output(whole, "recvbuf")
     return job.check(comm.rank, comm.size)
 
 
@@ -235,9 +228,7 @@ def allgatherv(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
         mine = job.x
         assert mine is not None
         job.before = lambda: np.copyto(mine, whole.flat[own])
-    if not whole.flags.writeable:
-        message = "recvbuf is read-only; wanted a writable array"
-        raise BufferError(message)
+    check_output(whole, "recvbuf")
     return job.check(comm.rank, comm.size)
 
 
@@ -301,7 +292,7 @@ def of_vector_spec(spec: Any, argument: str, size: int) -> ChunkedArray | None:
     if array is None or not _movable(array, array):
         return None
     if counts is None:
-        parts = [array.size // size + (array.size % size > rank) for rank in range(size)]
+        parts = [chunk.count for chunk in chunks(array.size, size)]
     elif isinstance(counts, (int, np.integer)):
         parts = [int(counts)] * size
     else:
@@ -328,6 +319,19 @@ def _is_in_place(sendbuf: object) -> bool:
 
 def _shown(sendbuf: object) -> str:
     return "None" if sendbuf is None else "MPI.IN_PLACE"
+
+
+def _both(
+    op: object, operation: Operation | None, sendbuf: Any, recvbuf: Any
+) -> tuple[Array, Array] | None:
+    """Return the arrays of both buffers, one in place; None leaves the call to the MPI library."""
+    out = buffers.of_spec(recvbuf, "recvbuf")
+    x = out if _is_in_place(sendbuf) else buffers.of_spec(sendbuf, "sendbuf")
+    if not _reducible(op, operation, x, out):
+        return None
+    assert x is not None
+    assert out is not None
+    return x, out
 
 
 def _reducible(op: object, operation: Operation | None, *arrays: Array | None) -> bool:

@@ -133,6 +133,14 @@ cdef class Persistent:
         finally:
             self.turn.leave()
 
+    cdef int refuse(self, str method) except -1:
+        """Raise where the request is freed, or under way."""
+        if self.freed:
+            raise RuntimeError(self.sentence(method, "was freed"))
+        if self.active:
+            raise RuntimeError(self.sentence(method, "was started and has not been waited for"))
+        return 0
+
     def Start(self):
         """Begin the call. Local; the buffers are hpccoll's until it is waited for.
 
@@ -141,10 +149,7 @@ cdef class Persistent:
         RuntimeError
             It has been started and not been waited for, or it or its communicator was freed.
         """
-        if self.freed:
-            raise RuntimeError(self.sentence("Start", "was freed"))
-        if self.active:
-            raise RuntimeError(self.sentence("Start", "was started and has not been waited for"))
+        self.refuse("Start")
         if self.line.ended:
             raise RuntimeError(self.sentence("Start", "is of a communicator that was freed"))
         self.active = True
@@ -202,10 +207,7 @@ cdef class Persistent:
         RuntimeError
             It has been started and not been waited for, or it has been freed.
         """
-        if self.freed:
-            raise RuntimeError(self.sentence("Free", "was freed"))
-        if self.active:
-            raise RuntimeError(self.sentence("Free", "was started and has not been waited for"))
+        self.refuse("Free")
         self.freed = True
         if self.plan is not None:
             self.plan.free()

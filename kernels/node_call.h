@@ -177,38 +177,36 @@ static uint64_t offset_in_arena(const struct node *node, const char *address, si
     return (uint64_t)(address - arena);
 }
 
-static int read_peer(const struct node *node, int peer, char *to, uint64_t from, size_t nbytes)
+/* process_vm_readv or process_vm_writev. */
+typedef ssize_t transfer(pid_t, const struct iovec *, unsigned long, const struct iovec *,
+                         unsigned long, unsigned long);
+
+static int transfer_all(transfer *move, int process, char *here, uint64_t there, size_t nbytes)
 {
     while (nbytes) {
-        const struct iovec local = {to, nbytes}, remote = {(void *)(uintptr_t)from, nbytes};
-        const ssize_t got = process_vm_readv(node->processes[peer], &local, 1, &remote, 1, 0);
-        if (got <= 0) {
-            if (got < 0 && errno == EINTR)
+        const struct iovec local = {here, nbytes}, remote = {(void *)(uintptr_t)there, nbytes};
+        const ssize_t moved = move(process, &local, 1, &remote, 1, 0);
+        if (moved <= 0) {
+            if (moved < 0 && errno == EINTR)
                 continue;
             return UNREADABLE;
         }
-        to += got;
-        from += (uint64_t)got;
-        nbytes -= (size_t)got;
+        here += moved;
+        there += (uint64_t)moved;
+        nbytes -= (size_t)moved;
     }
     return DONE;
 }
 
-static int write_peer(const struct node *node, int peer, const char *from, uint64_t to, size_t nbytes)
+static int read_peer(const struct node *node, int peer, char *to, uint64_t from, size_t nbytes)
 {
-    while (nbytes) {
-        const struct iovec local = {(void *)from, nbytes}, remote = {(void *)(uintptr_t)to, nbytes};
-        const ssize_t got = process_vm_writev(node->processes[peer], &local, 1, &remote, 1, 0);
-        if (got <= 0) {
-            if (got < 0 && errno == EINTR)
-                continue;
-            return UNREADABLE;
-        }
-        from += got;
-        to += (uint64_t)got;
-        nbytes -= (size_t)got;
-    }
-    return DONE;
+    return transfer_all(process_vm_readv, node->processes[peer], to, from, nbytes);
+}
+
+static int write_peer(const struct node *node, int peer, const char *from, uint64_t to,
+                      size_t nbytes)
+{
+    return transfer_all(process_vm_writev, node->processes[peer], (char *)from, to, nbytes);
 }
 
 /* Whether another process' memory can be read, and is what is expected. */
