@@ -136,6 +136,8 @@ class _Compiler:
         self.segment_count = segment_count
         self.room = room
         self.wants = wants
+        # Where something is reduced, ranks with other counts are found out by that.
+        self.only_moves = not any(step.action.reduces for step in schedule.steps)
         self.finish = finish
         self.work = Buffer.WORK if widen else Buffer.OUTPUT
         self.whole = Range(0, schedule.count)
@@ -171,13 +173,13 @@ class _Compiler:
 
     def list_messages(self) -> int:
         """Cut all messages into segments and find their buffers; return the scratch slot size."""
-        reduced = [
+        to_scratch = [
             min(part.count, self.segment_count)
             for step in self.schedule.steps
-            if step.action.reduces
+            if step.action.reduces or self.only_moves
             for part in step.receive
         ]
-        scratch_slot = max([self.room, *reduced]) if reduced else 0
+        scratch_slot = max([self.room, *to_scratch]) if to_scratch else 0
         cuts = [(self.cut(step.send), self.cut(step.receive)) for step in self.schedule.steps]
         writers = _LastWriters(piece for pair in cuts for pieces in pair for piece in pieces)
         for number, (step, (outgoing, incoming)) in enumerate(
@@ -260,6 +262,17 @@ class _Compiler:
                         count=piece.count,
                     )
                 )
+        elif self.only_moves and elements.count < slot:
+            # A longer message, of a rank with another count, must not be truncated: `Message.room`.
+            place = Place(Buffer.SCRATCH, (index % LOOKAHEAD) * slot)
+            process.append(
+                Instruction(
+                    Opcode.COPY,
+                    out=Place(Buffer.OUTPUT, elements.start),
+                    left=place,
+                    count=elements.count,
+                )
+            )
         else:
             place = Place(Buffer.OUTPUT, elements.start)
         self.fresh.remove(elements)
@@ -272,7 +285,7 @@ class _Compiler:
                     elements.count,
                     action.reduces,
                     last=elements.stop == step.receive[-1].stop,
-                    room=slot if action.reduces else elements.count,
+                    room=slot if place.buffer is Buffer.SCRATCH else elements.count,
                 ),
                 elements,
                 number,
@@ -329,7 +342,7 @@ class _Compiler:
             self.start_receives(index)
             self.start_sends(index, receive)
             self.emit(Opcode.WAIT_RECEIVE, index=index)
-            if receive.message.partial:
+            if receive.message.place.buffer is Buffer.SCRATCH:
                 self.wait_for_readers(receive)
             self.code.extend(receive.process)
         self.start_sends(len(self.receives), None)
@@ -341,7 +354,7 @@ class _Compiler:
         while self.started_receives < min(current + LOOKAHEAD, len(self.receives)):
             index = self.started_receives
             receive = self.receives[index]
-            if not receive.message.partial:
+            if receive.message.place.buffer is Buffer.OUTPUT:
                 # It lands in the result: everyone must be done with what stands there.
                 if receive.after_receive >= current:
                     return

@@ -406,7 +406,8 @@ def bind(
         return within(message.start, message.count) * width(message)
 
     def room(message: Message) -> int:
-        return message.room * width(message) if message.partial else nbytes(message)
+        in_scratch = message.place.buffer is Buffer.SCRATCH
+        return message.room * width(message) if in_scratch else nbytes(message)
 
     def bound(code: Instruction) -> tuple[int, int, int, int, int, int]:
         return (

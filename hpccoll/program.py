@@ -19,7 +19,7 @@ class Buffer(enum.IntEnum):
     WORK = 2
     """Partial values of a wider type than the result's (half types)."""
     SCRATCH = 3
-    """Segments that arrived and are to be reduced."""
+    """Segments that arrived and are to be reduced; where elements only move, short ones."""
 
 
 class Opcode(enum.IntEnum):

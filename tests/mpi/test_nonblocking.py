@@ -191,9 +191,12 @@ def test_a_call_completes_while_a_rank_computes(wrapped, n):
     request = wrapped.Iallreduce(mine(wrapped, n), out)
     if wrapped.rank == 0:
         # The others tell when they are done; until then this rank is in no call of anybody's.
+        # It computes for longer than CPython's switch interval at a time: whoever lets go of the
+        # interpreter lock more often than that, for an instant, can keep it from all other threads
+        # (they ask for it only after a whole interval in which nobody let go of it).
         deadline = time.monotonic() + 20
         while not wrapped.Iprobe(tag=9) and time.monotonic() < deadline:
-            until = time.perf_counter() + 1e-3
+            until = time.perf_counter() + 4 * sys.getswitchinterval()
             while time.perf_counter() < until:
                 pass
         assert all(wrapped.recv(source=rank, tag=9) for rank in range(1, wrapped.size))
