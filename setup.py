@@ -7,10 +7,17 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 DEBUG = os.environ.get("HPCCOLL_BUILD_DEBUG") == "1"
+SANITIZE = os.environ.get("HPCCOLL_SANITIZE", "")  # "address,undefined" in tests/sanitize/run.sh
 
 # No -march=native and no -ffast-math: one build runs on every CPU of its architecture and sums
 # in the order that was asked for. The CPU-specific loops carry their own target attribute.
-COMPILE_ARGS = ["-std=c11", "-ffp-contract=off", *(["-O1", "-g"] if DEBUG else ["-O3"])]
+COMPILE_ARGS = ["-std=c11", "-ffp-contract=off", *(["-O1", "-g"] if DEBUG or SANITIZE else ["-O3"])]
+LINK_ARGS = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+if SANITIZE:
+    # What the interpreter was built with comes before these. A fortified memcpy is not looked at,
+    # and where integers wrap no overflow is.
+    COMPILE_ARGS += [*LINK_ARGS, "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    COMPILE_ARGS += ["-fno-wrapv", "-U_FORTIFY_SOURCE", "-fno-lto"]
 
 DIRECTIVES = {
     "language_level": 3,
@@ -33,6 +40,7 @@ def extension(name: str, *headers: str) -> Extension:
             ("NPY_TARGET_VERSION", "NPY_1_25_API_VERSION"),  # of NumPy 1.26, the oldest allowed
         ],
         extra_compile_args=COMPILE_ARGS,
+        extra_link_args=LINK_ARGS,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 # The function goes by the name of the package that it lists: bound here, after that was imported.
 from hpccoll.algorithms import Algorithm, algorithms
+from hpccoll.errors import CollectiveTimeoutError, MismatchError
 from hpccoll.simulator import simulate
 from hpccoll.traffic import Simulation
 
@@ -34,8 +35,10 @@ __all__ = [
     "Algorithm",
     "Bucketer",
     "Call",
+    "CollectiveTimeoutError",
     "Comm",
     "Handle",
+    "MismatchError",
     "Simulation",
     "algorithms",
     "allgather",

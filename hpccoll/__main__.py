@@ -1,7 +1,7 @@
 """The command line: ``python -m hpccoll``, or ``hpccoll``.
 
 Only what measures needs MPI; help, `algorithms`, `simulate` and `info` work without it. Under
-mpiexec all ranks run the same command, and one of them prints.
+mpiexec all ranks run the same command, and one of them prints. What `run` runs may print on all.
 """
 
 import json as jsons
@@ -16,6 +16,7 @@ from hpccoll import __version__
 from hpccoll.algorithms import COLLECTIVES, COLUMNS, legend, table_rows
 from hpccoll.benchmark.command import bench, size, start_mpi
 from hpccoll.information import launcher_rank
+from hpccoll.script import Program
 from hpccoll.simulator import ALPHA, ALPHA_WITHIN, BETA, BETA_WITHIN, GAMMA
 from hpccoll.simulator import simulate as run_simulation
 
@@ -149,6 +150,25 @@ def info(json: bool) -> None:
     click.echo(jsons.dumps(report, indent=1) if json else "\n".join(information.lines(report)))
 
 
+@cli.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("-m", "kind", flag_value="module", help="PROGRAM is the name of a module.")
+@click.option("-c", "kind", flag_value="code", help="PROGRAM is Python code.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_program(kind: str | None, program: str, arguments: tuple[str, ...]) -> Program:
+    r"""Run a Python program on all ranks, and end all when one fails.
+
+    As `python PROGRAM [ARGUMENTS]` does. But where a rank ends by an exception, or with another
+    status than 0, its traceback is printed, with the rank, and the job is aborted: otherwise the
+    other ranks would wait for it, for ever.
+
+    \b
+        mpiexec -n 4 python -m hpccoll run program.py --steps 100
+        mpiexec -n 4 python -m hpccoll run -m package.module
+    """
+    return Program(program, kind or "file", arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
@@ -157,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments : sequence of str, optional
         Default: those of the process.
     """
+    stdout = sys.stdout
     if _rank():
         # What click prints of its own accord (help, version) and the commands that need no MPI.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
@@ -171,11 +192,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         module.COMM_WORLD.Abort(1)
         status = 1  # not reached where MPI ends the process itself
+    if isinstance(status, Program):
+        sys.stdout = stdout
+        status = status.run()
     sys.exit(status)
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; the same on all ranks."""
+def run(arguments: Sequence[str] | None = None) -> int | Program:
+    """Run the command line and return its exit status, the same on all ranks, or what is to run."""
     try:
         # Without click's own handling of errors, each rank of which would print.
         status = cli.main(arguments, prog_name="hpccoll", standalone_mode=False)
@@ -184,7 +208,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return 1
-    return status if isinstance(status, int) else 0
+    return status if isinstance(status, (int, Program)) else 0
 
 
 def _show(error: click.ClickException) -> None:

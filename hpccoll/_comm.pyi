@@ -15,6 +15,7 @@ class Recent:
     """What a communicator object has for its next call, and of its last one."""
 
     rank: int
+    limit: int
     plans: dict[tuple[str, int], PlanCache]
     all_reduce: PlanCache | None
     last: Plan | Call | None

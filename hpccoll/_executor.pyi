@@ -15,8 +15,8 @@ class MessagePlan(Plan):
     def __init__(
         self,
         instructions: Sequence[tuple[int, int, int, int, int, int]],
-        sends: Sequence[tuple[Any, int, int, int]],
-        receives: Sequence[tuple[Any, int, int, int]],
+        sends: Sequence[tuple[Any, int, int, int, int]],
+        receives: Sequence[tuple[Any, int, int, int, int]],
         loops: Loops,
         *,
         itemsize: int,

@@ -5,10 +5,10 @@ from typing import Any, final
 
 from typing_extensions import Self
 
-from hpccoll._plans import Levels, Loops, Plan
+from hpccoll._plans import CallClock, Levels, Loops, Plan
 
 ALIGNMENT: int
-FAILED_TAG: int
+GIVEN_UP_TAG: int
 DESIGNS: tuple[str, ...]
 COLLECTIVES: tuple[str, ...]
 ROOTED: tuple[str, ...]
@@ -37,7 +37,8 @@ class Node:
         limits: Sequence[int],
         spins: int,
         yield_time: int,
-        watch: Callable[[list[int]], int | None],
+        watch: Callable[[list[int]], Any],
+        clock: CallClock | None = None,
     ) -> Self: ...
     @property
     def segment_bytes(self) -> int: ...
@@ -54,6 +55,7 @@ class NodePlan(Plan):
 
     nbytes: int
     disagrees: bool
+    differs: bool
 
     def __new__(
         cls,

@@ -20,10 +20,21 @@ cdef class Loops:
     cdef double divisor
 
 
+cdef class CallClock:
+    cdef public int64_t number
+    cdef public int64_t limit
+    cdef public int64_t warning
+    cdef public bint warned
+    cdef public str broken
+
+    cdef void begin(self) noexcept
+
+
 cdef class Plan:
     cdef readonly object info
     cdef readonly bint usable
     cdef readonly bint in_place
+    cdef readonly bint compares
     cdef public size_t own_offset
     # What the last run really did.
     cdef readonly int64_t bytes_sent
@@ -40,7 +51,7 @@ cdef class Levels:
     cdef int reduce(self, int piece) except -1
     cdef int publish(self, int piece) except -1
     cdef int end(self) except -1
-    cdef int leave(self, bint for_good) except -1
+    cdef int leave(self, error) except -1
 
 
 cdef class Turn:
@@ -59,7 +70,7 @@ cdef struct Entry:
     size_t out_nbytes
     int type_number
     PyObject *op       # one of the interned operation names
-    size_t used        # the cache's clock when it was last used; 0 where the entry is empty
+    size_t used        # the cache's count of uses when it was last used; 0 where the entry is empty
 
 
 cdef enum:
@@ -74,13 +85,15 @@ cdef class PlanCache:
     cdef PyObject *last_name
     cdef object in_place
     cdef Turn turn
+    cdef CallClock clock
     cdef object on_failure
     cdef bint part_in_place
     cdef public bint closed
-    cdef size_t clock
+    cdef public bint checked
+    cdef size_t uses
     cdef int last
 
     cdef PyObject *name_of(self, op)
     cdef int look_up(self, uintptr_t source, uintptr_t target, size_t in_nbytes,
                      size_t out_nbytes, int type_number, PyObject *name) noexcept
-    cpdef Plan repeat(self, sendbuf, recvbuf, op)
+    cpdef Plan repeat(self, sendbuf, recvbuf, op, int64_t limit=*)

@@ -20,6 +20,16 @@ class Loops:
     @property
     def compiled(self) -> bool: ...
 
+@final
+class CallClock:
+    """Counts the calls of one channel, and says how long a rank waits in them."""
+
+    number: int
+    limit: int
+    warning: int
+    warned: bool
+    broken: str
+
 @disjoint_base
 class Plan:
     """One collective on vectors of one size, type and operation; a base class."""
@@ -27,6 +37,7 @@ class Plan:
     info: Any
     usable: bool
     in_place: bool
+    compares: bool
     own_offset: int
     bytes_sent: int
     bytes_received: int
@@ -55,16 +66,21 @@ class PlanCache:
     """The plans of one communicator and one set of settings."""
 
     closed: bool
+    checked: bool
 
     def __init__(
         self,
         operations: Iterable[tuple[object, str]],
         in_place: object,
         turn: Turn,
-        on_failure: Callable[[Plan], None],
+        on_failure: Callable[[Plan, BaseException], None],
+        clock: CallClock,
+        *,
         part_in_place: bool = False,
     ) -> None: ...
-    def repeat(self, sendbuf: object, recvbuf: object, op: object) -> Plan | None: ...
+    def repeat(
+        self, sendbuf: object, recvbuf: object, op: object, limit: int = 0
+    ) -> Plan | None: ...
     def find(self, key: tuple[int, int, int, int, int, str]) -> Plan | None: ...
     def keep(self, key: tuple[int, int, int, int, int, str], plan: Plan) -> None: ...
     def clear(self) -> None: ...

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
-from hpccoll._plans import Plan, Turn
+from hpccoll._plans import CallClock, Plan, Turn
 
 @final
 class Line:
@@ -37,9 +37,11 @@ class Persistent:
         self,
         plan: Plan,
         turn: Turn,
+        clock: CallClock,
+        limit: int,
         source: int,
         target: int,
-        on_failure: Callable[[Plan], None],
+        on_failure: Callable[[Plan, BaseException], None],
         small: bool,
     ) -> None: ...
     @property

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from hpccoll import buffers
 from hpccoll.algorithms import AUTO, find
 from hpccoll.buffers import Array, Operand
-from hpccoll.channel import Channel
+from hpccoll.channel import Channel, channel_of
 from hpccoll.chunks import chunks
 from hpccoll.jobs import (
     NOTHING,
@@ -27,6 +27,7 @@ from hpccoll.jobs import (
 )
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
+from hpccoll.progress import Progress, progress_of
 from hpccoll.selection import Settings
 
 Result = Callable[[], Any]
@@ -73,6 +74,8 @@ class Door:
         comm: MPI.Intracomm,
         algorithm: str | None = None,
         segment_bytes: int | None = None,
+        timeout: float | None = None,
+        check: bool | None = None,
     ) -> "Door":
         """Check what all functions take."""
         if not isinstance(comm, MPI.Comm):
@@ -88,11 +91,21 @@ class Door:
         settings = Settings(
             base.algorithm if algorithm is None else algorithm,
             base.segment_bytes if segment_bytes is None else segment_bytes,
+            base.timeout if timeout is None else timeout,
+            base.checked if check is None else check,
         )
         if isinstance(algorithm, str) and algorithm != AUTO:
             find(algorithm, collective)
         settings.check()
         return cls(call, collective, comm, settings)
+
+    def channel(self) -> Channel:
+        """Return the channel of the communicator; the first call on it is collective."""
+        return channel_of(self.comm, self.call, self.settings.timeout)
+
+    def progress(self) -> Progress:
+        """Return the queue of non-blocking calls of the communicator."""
+        return progress_of(self.comm, self.call, self.settings.timeout)
 
     def job(
         self,
@@ -182,7 +195,7 @@ def allgather(
     kind = zlib.crc32(f"{source.dtype.newbyteorder('=')} {rest}".encode())
 
     def agree(channel: Channel) -> Job:
-        told = gathered(channel, door.call, [length, kind])
+        told = gathered(channel, door.call, door.settings, [length, kind])
         others = np.flatnonzero(told[:, 1] != told[0, 1]).tolist()
         if others:
             message = (

@@ -148,6 +148,10 @@ NATIVE_NAMES = {
 """By mpi4py's name of a collective, ours."""
 
 
+OURS = (TypeError, ValueError, BufferError, TimeoutError, RuntimeError)
+"""What hpccoll raises."""
+
+
 class Caller:
     """Adds the call and the rank to the text of an error, and notes what ran.
 
@@ -173,7 +177,7 @@ class Caller:
         if error is None:
             if self.ran is not None and hasattr(self.comm, "note_call"):
                 self.comm.note_call(self.ran)
-        elif isinstance(error, (TypeError, ValueError, BufferError)) and error.args:
+        elif isinstance(error, OURS) and not isinstance(error, MPI.Exception) and error.args:
             text = str(error.args[0])
             door, _, rest = text.partition(": ")
             if door.lower() == self.name.lower():  # of a plan that the other door made

@@ -5,6 +5,7 @@ the user's communicator as an MPI attribute, and goes when the user frees that c
 Messages travel on the duplicate, so that they never meet the user's own.
 """
 
+import math
 import os
 import threading
 import weakref
@@ -14,20 +15,28 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll import agreement, selection
 from hpccoll import node as nodes
-from hpccoll import selection
 from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import PART_IN_PLACE, Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
-from hpccoll.engine import Bytes, Memory, Task, make_plan
+from hpccoll.engine import NEW_ONE, Bytes, Memory, Task, make_plan
+from hpccoll.errors import MismatchError
 from hpccoll.hierarchy import make_hierarchical_plan
+from hpccoll.opening import Opening, look_at_given_up, some_given_up
 from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
-from hpccoll.placement import discover
+from hpccoll.placement import discover, raise_first
 from hpccoll.reduction import Reduction, find_reduction, without_loops
 from hpccoll.selection import Settings
-from hpccoll.transport import MpiTransport
+from hpccoll.time_limits import (
+    NANOSECONDS,
+    WARNING_SECONDS,
+    limit_from_environment,
+    nanoseconds,
+)
+from hpccoll.transport import PATIENCE, Failure, MpiTransport
 from hpccoll.waiting import Waiting
 
 # The objects that callers pass as `op`, by identity, and the name they stand for.
@@ -35,6 +44,8 @@ OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
     *((operation.name, operation.name) for operation in OPERATIONS.values()),
     *((getattr(MPI, op.mpi), op.name) for op in OPERATIONS.values() if op.mpi),
 )
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 MOST_TABLES = 64
 """When there are more sets of settings and patterns than this, all plans are made anew."""
@@ -69,25 +80,42 @@ class Channel:
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._open(MPI.Intracomm(comm).Dup(), background=False)
+    def __init__(self, comm: MPI.Intracomm, *, background: bool = False) -> None:
+        self.opening = Opening(comm)
+        self.is_open = False
+        self._refusal: BaseException | None = None
+        self._background = background
 
-    @classmethod
-    def on_private(cls, private: MPI.Intracomm, *, background: bool) -> "Channel":
-        """Make a channel of a communicator that nobody else uses. Collective.
+    def open(self, call: str, timeout: float | None) -> None:
+        """Make it ready for calls. Collective; after an interrupt it can go on.
 
-        Parameters
-        ----------
-        private : mpi4py.MPI.Intracomm
-            The communicator; the channel frees it.
-        background : bool
-            Whether calls run beside the work of their rank, and should leave it the core.
+        Raises
+        ------
+        CollectiveTimeoutError
+            When this takes longer than `timeout` seconds.
+        ValueError
+            On all ranks, where an environment variable cannot be read.
         """
-        channel = cls.__new__(cls)
-        channel._open(private, background=background)
-        return channel
+        if self._refusal is not None:
+            message = f"the first call on this communicator was given up. {NEW_ONE}"
+            raise RuntimeError(message)
+        usual, unreadable = limit_from_environment()
+        try:
+            self.opening.wait(call, nanoseconds(timeout, usual))
+        except TimeoutError as error:
+            self._refusal = error
+            self.opening.give_up()
+            raise
+        try:
+            self._set_up(usual, unreadable)
+        except BaseException as error:  # also an interrupt: others are further, perhaps
+            self._refusal = error
+            raise
+        look_at_given_up()
+        self.is_open = True
 
-    def _open(self, private: MPI.Intracomm, *, background: bool) -> None:
+    def _set_up(self, usual: int, unreadable: str) -> None:
+        private = self.opening.private
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
         self.turn = Turn()
@@ -95,24 +123,37 @@ class Channel:
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
         self._out_of_step = False
+        self._comparison: tuple[Plan, Numbers] | None = None
+        self._text_under_way = ""
         self.rank = private.rank
         self.size = private.size
         self.transport = MpiTransport(private)
+        self.clock = self.transport.clock
+        self.clock.warning = int(WARNING_SECONDS * NANOSECONDS)
+        self._usual_limit = usual
         self.memory = Memory()
         self.shared_memory = Memory(self._empty_shared)
         try:
-            mine = (selection.from_environment(), nodes.from_environment())
-            self.environment, sharing = private.bcast(mine, root=0)
+            checked, why = agreement.from_environment()
+            mine = (selection.from_environment(), nodes.from_environment(), checked)
+            told = private.allgather((mine, unreadable or why))
+            raise_first(why for _, why in told)
+            self.environment, sharing, self._checked = told[0][0]
             self.topology = discover(private)
             waiting = Waiting.agree(private, self.topology)
             self.spare_cores = waiting.spare
             self.meeting = nodes.meet(
-                private, self.topology, sharing, waiting, self.transport.calls_otherwise
+                private,
+                self.topology,
+                sharing,
+                waiting,
+                self.transport.calls_otherwise,
+                self.clock,
             )
         except ValueError:
             private.Free()  # the error is that of all ranks
             raise
-        if background and not waiting.spare:
+        if self._background and not waiting.spare:
             self.transport.nap = BACKGROUND_NAP
         elif not self.topology.is_one_node:
             self.transport.nap = waiting.nap_nanoseconds
@@ -137,9 +178,10 @@ class Channel:
                     self._plans.clear()
             names = OPERATION_OBJECTS if pattern.reduces else ((None, NO_OPERATION),)
             found = PlanCache(
-                names, MPI.IN_PLACE, self.turn, self.after_failure,
+                names, MPI.IN_PLACE, self.turn, self.after_failure, self.clock,
                 part_in_place=pattern.collective == "allgather",
             )  # fmt: skip
+            found.checked = self.is_checked(settings)
             self._plans[settings, pattern] = found
         return found
 
@@ -186,21 +228,91 @@ class Channel:
         # As `PlanCache.repeat` sees the arrays.
         key = (*where, brings, wants, task.reduction.dtype.num, task.operation)
         with self.turn:
-            self.settle()
+            self.settle(self.limit(settings))
             plan = plans.find(key)
             # One type number stands for all units of times and durations, for example.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
                 plan = self.make_plan(task, *where)
                 plans.keep(key, plan)
-            self.execute(plan, source + plan.own_offset if in_place else source, target)
+            start = source + plan.own_offset if in_place else source
+            self.execute(plan, start, target, self.limit(settings))
         return plan
 
-    def execute(self, plan: Plan, source: int, target: int) -> None:
+    def limit(self, settings: Settings) -> int:
+        """Return how many nanoseconds a call may wait; 0 for any time."""
+        return nanoseconds(settings.timeout, self._usual_limit)
+
+    def is_checked(self, settings: Settings) -> bool:
+        """Return whether ranks compare what they call; equal on all ranks."""
+        return self._checked if settings.checked is None else settings.checked
+
+    def compare(self, settings: Settings, call: str, text: str) -> None:
+        """Raise on all ranks where they call different things. Collective.
+
+        Parameters
+        ----------
+        settings : Settings
+            Of the call.
+        call : str
+            For messages: the call that the user made.
+        text : str
+            What is called: all that must be equal on all ranks.
+
+        Raises
+        ------
+        MismatchError
+            Naming who calls what.
+        """
+        with self.turn:
+            self.settle(self.limit(settings))
+            if self._comparison is not None and not self._comparison[0].usable:
+                self._free_comparison()
+            if self._comparison is None:
+                self._comparison = self._make_comparison(call)
+            plan, numbers = self._comparison
+            address = numbers.ctypes.data
+            number = self.clock.number + 1
+            numbers[:] = mine = agreement.fingerprint(text, number)
+            self._text_under_way = text
+            try:
+                self.execute(plan, address, address, self.limit(settings))
+            finally:
+                self._text_under_way = ""
+            if not np.array_equal(mine, numbers):
+                raise self._mismatch(call, text, number)
+
+    def _free_comparison(self) -> None:
+        if self._comparison is not None:
+            self._comparison[0].free()
+            self._comparison = None
+
+    def _make_comparison(self, call: str) -> tuple[Plan, Numbers]:
+        """Return the plan of an all-reduce of two numbers, and where they stand."""
+        reduction = self.reduction(OPERATIONS["max"], np.dtype(np.uint64))
+        algorithm = selection.choose(
+            Settings(),
+            "",
+            topology=self.topology,
+            nbytes=16,
+            count=2,
+            through_memory=self.through_memory(reduction, ALLREDUCE),
+        )
+        task = Task(call, algorithm, "max", reduction, 2, None, self.topology, is_comparison=True)
+        numbers = np.zeros(2, np.uint64)
+        return self.make_plan(task, numbers.ctypes.data, numbers.ctypes.data), numbers
+
+    def _mismatch(self, call: str, text: str, number: int) -> MismatchError:
+        """Return the error of ranks that call different things. Collective."""
+        told = self.transport.gather_texts(f"{text} (call {number} on this communicator)")
+        return agreement.mismatch(call, told)
+
+    def execute(self, plan: Plan, source: int, target: int, limit: int) -> None:
         """Run a plan, and note what is to be done if it fails. The caller holds the turn."""
+        self.clock.limit = limit
         try:
             plan.run(source, target)
-        except BaseException:
-            self.after_failure(plan)
+        except BaseException as error:
+            self.after_failure(plan, error)
             raise
 
     def make_plan(self, task: Task, source: int, target: int) -> Plan:
@@ -227,35 +339,76 @@ class Channel:
             and task.reduction.loops.compiled
         )
 
-    def after_failure(self, plan: Plan) -> None:
+    def after_failure(self, plan: Plan, error: BaseException) -> None:
         """Note what is to be done before the next call: messages may still be under way."""
+        if isinstance(plan, NodePlan) and plan.differs and isinstance(error, MismatchError):
+            # All ranks have seen that, and are still in step.
+            task = plan.info.task
+            text = self._text_under_way or task.full_text("auto")
+            try:
+                error.args = self._mismatch(task.call, text, self.clock.number).args
+            finally:
+                self.allow_repeats(not self.clock.broken)
         if isinstance(plan, NodePlan) and plan.disagrees:
             self._out_of_step = True
-            self._unsettled = not self.transport.give_up([], -1, on_node=True)
+            silent = self.transport.give_up([], (), Failure.DISAGREES_ON_NODE, PATIENCE)
+            self._unsettled = bool(silent)
+        elif isinstance(plan, NodePlan) and self.clock.broken:
+            # Who came to this call late, and found all that it needs, is told in its next one.
+            self.transport.give_up([], (), Failure.LOST, 0.0)
         elif isinstance(plan, MessagePlan):
             # Who only sends learns of it in its next call, which the others have not made: so they
-            # have not counted as many calls by messages as it has.
-            self._out_of_step |= self.meeting.memory != "none" or self.transport.failed_on_node
+            # have not counted as many calls as it has.
+            self._out_of_step = True
             self._unsettled = not plan.usable
-        if self._unsettled or self._out_of_step:
+        if self._unsettled or self._out_of_step or self.clock.broken:
             self.allow_repeats(False)
 
-    def settle(self) -> None:
-        """Do what is to be done after a failure, before the next call. All ranks do."""
+    def settle(self, limit: int) -> None:
+        """Do what is to be done after a failure, before the next call. All ranks do.
+
+        Raises
+        ------
+        RuntimeError
+            No call can be made any more.
+        CollectiveTimeoutError
+            Others have not come to this in `limit` nanoseconds, if that is not 0.
+        """
+        self._refuse_broken()
         if not (self._unsettled or self._out_of_step):
             return
+        self.clock.limit = limit
+        try:
+            self._settle()
+        except TimeoutError:
+            if not self.clock.broken:
+                self.clock.broken = "ranks did not come to the call after one that failed"
+                self.transport.give_up([], (), Failure.LOST, 0.0)
+            raise
+        self.allow_repeats(True)
+
+    def _refuse_broken(self) -> None:
+        if self.clock.broken:
+            message = f"{self.clock.broken} (rank {self.rank} of {self.size}). {NEW_ONE}"
+            raise RuntimeError(message)
+
+    def _settle(self) -> None:
         if self._unsettled:
             self.transport.settle()
+            self._refuse_broken()  # one of the others may have given up for good
             self._unsettled = False
         if self.transport.failed_on_node or self._out_of_step:
-            # Those who began the failed call in the memory of their node counted it.
-            self.transport.failed_on_node = self._out_of_step = False
+            # Those who began the failed call counted it.
             node = self.meeting.node
-            counters = np.array((0,) * 5 if node is None else node.counters(), np.uint64)
-            self.transport.comm.Allreduce(MPI.IN_PLACE, counters, MPI.MAX)
+            mine = (0,) * 5 if node is None else node.counters()
+            counters = np.array((*mine, self.clock.number), np.uint64)
+            request = self.transport.comm.Iallreduce(MPI.IN_PLACE, counters, MPI.MAX)
+            self.transport.finish(request, counters)
+            self.transport.failed_on_node = self._out_of_step = False
+            *theirs, number = counters.tolist()
+            self.clock.number = number
             if node is not None:
-                node.catch_up(counters.tolist())
-        self.allow_repeats(True)
+                node.catch_up(theirs)
 
     def allow_repeats(self, allowed: bool) -> None:
         """Let earlier calls be repeated without coming through `run`, or not."""
@@ -264,12 +417,24 @@ class Channel:
 
     def close(self) -> None:
         """Free plans and the duplicate. Collective, as the ``Free`` that leads here is."""
+        if not self.is_open:
+            if not self.opening.complete and self._refusal is None:
+                self.opening.give_up()
+            return
+        self._free_comparison()
+        if self.clock.broken:
+            return  # others may not come to this; memory in which they may still write stays
         for plans in self._plans.values():
             plans.clear()
         self._plans.clear()
-        self.memory.clear()
-        self.shared_memory.clear()
-        if not MPI.Is_finalized():
+        if MPI.Is_finalized():
+            return
+        look_at_given_up()
+        # Peers may still be looking at this rank's memory. It stays where one of them may never
+        # come to this: MPICH keeps a communicator on which an opening was given up.
+        if self.transport.come_together(PATIENCE if some_given_up() else math.inf):
+            self.memory.clear()
+            self.shared_memory.clear()
             self.meeting.leave(self.transport.comm)
             self.transport.close()
 
@@ -289,6 +454,11 @@ def _in_forked_child() -> None:
 os.register_at_fork(after_in_child=_in_forked_child)
 
 
+def is_forked() -> bool:
+    """Whether this process is a forked child of the one that MPI knows."""
+    return _forked
+
+
 def refuse_forked(call: str) -> None:
     """Raise RuntimeError in a forked child; `call` is what the user called."""
     if _forked:
@@ -301,6 +471,12 @@ def refuse_forked(call: str) -> None:
 
 class Closable(Protocol):
     """What can hang on a communicator."""
+
+    is_open: bool
+    """Whether it can be used."""
+
+    def open(self, call: str, timeout: float | None) -> None:
+        """Make it ready. Collective, with a time limit."""
 
     def close(self) -> None:
         """Give everything back. Collective, as the ``Free`` that leads here is."""
@@ -330,8 +506,8 @@ class Attachment(Generic[Attached]):
             return None
         return comm.Get_attr(self._keyval)  # type: ignore[return-value]
 
-    def of(self, comm: MPI.Intracomm, call: str) -> Attached:
-        """Return what hangs on a communicator; make it if it is not there.
+    def of(self, comm: MPI.Intracomm, call: str, timeout: float | None = None) -> Attached:
+        """Return what hangs on a communicator, ready for use; make it if it is not there.
 
         Raises
         ------
@@ -344,7 +520,7 @@ class Attachment(Generic[Attached]):
                 # Without a copy function, a duplicate of the communicator starts without one.
                 self._keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
         found = self.find(comm)
-        if found is not None:
+        if found is not None and found.is_open:
             return found
         # One lock per communicator, since it may be held while other ranks are waited for: threads
         # may come with their communicators in another order there.
@@ -356,6 +532,12 @@ class Attachment(Generic[Attached]):
             if found is None:
                 found = self._make(comm)
                 comm.Set_attr(self._keyval, found)
+            if not found.is_open:
+                try:
+                    found.open(call, timeout)
+                except ValueError:  # that of all ranks; nothing is left
+                    comm.Delete_attr(self._keyval)
+                    raise
         with self._bookkeeping:
             self._creations.pop(handle, None)
         return found
@@ -364,7 +546,7 @@ class Attachment(Generic[Attached]):
 def _freed(comm: MPI.Comm, keyval: int, attached: Closable) -> None:
     # Predefined communicators are never freed by a user; what comes here is MPI_Finalize, in which
     # MPI takes its duplicates down itself.
-    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not _forked:
         postponed: list[Closable] | None = getattr(_of_thread, "postponed", None)
         if postponed is None:
             attached.close()
@@ -391,10 +573,11 @@ _attachment = Attachment(lambda comm: Channel(comm))
 
 def find_channel(comm: MPI.Intracomm) -> Channel | None:
     """Return the channel that a communicator has already, or None. A local call."""
-    return _attachment.find(comm)
+    found = _attachment.find(comm)
+    return found if found is not None and found.is_open else None
 
 
-def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
+def channel_of(comm: MPI.Intracomm, call: str = "hpccoll", timeout: float | None = None) -> Channel:
     """Return the channel of a communicator; the first call on it is collective.
 
     Parameters
@@ -403,10 +586,14 @@ def channel_of(comm: MPI.Intracomm, call: str = "hpccoll") -> Channel:
         The communicator.
     call : str
         For messages: the call that the user made.
+    timeout : float, optional
+        Seconds to wait for the others in the first call.
 
     Raises
     ------
     RuntimeError
         In a forked child.
+    CollectiveTimeoutError
+        Others did not come in time.
     """
-    return _attachment.of(comm, call)
+    return _attachment.of(comm, call, timeout)

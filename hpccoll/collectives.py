@@ -8,7 +8,6 @@ from mpi4py import MPI
 from hpccoll import arrays
 from hpccoll.arrays import Door
 from hpccoll.calls import Caller
-from hpccoll.channel import channel_of
 
 T = TypeVar("T")
 
@@ -21,6 +20,8 @@ def allreduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> T:
     """Combine an array from every rank, element by element, and return the result on every rank.
 
@@ -55,6 +56,15 @@ def allreduce(
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
         512 KiB. Smaller overlaps more and costs more per message. Without effect where no message
         is sent.
+    timeout : float, optional
+        Seconds that this rank waits for one thing (a message, a step of a peer in shared memory)
+        before it gives the call up; ``math.inf`` for any time. May differ between ranks. Default:
+        what `comm` was made with, else ``HPCCOLL_TIMEOUT``, else any time, with one line of warning
+        on stderr after 60 s.
+    check : bool, optional
+        Whether ranks compare what they call before data moves: collective, type, operation, counts,
+        root, algorithm, segment size and how many calls there were. Equal on all ranks; costs a
+        small all-reduce. Default: what `comm` was made with, else ``HPCCOLL_CHECK`` of rank 0.
 
     Returns
     -------
@@ -69,9 +79,14 @@ def allreduce(
         its type; `out` has another type, `comm` is no intracommunicator, or a setting has the
         wrong type.
     ValueError
-        `out` has another shape; `op` or `algorithm` is unknown. On all ranks, where they passed
-        different counts, types, operations, algorithms or segment sizes and this showed;
-        or, at the first call on `comm`, where an environment variable cannot be read.
+        `out` has another shape; `op` or `algorithm` is unknown; or, at the first call on `comm`,
+        an environment variable cannot be read.
+    MismatchError
+        A ValueError, on all ranks: they passed different counts, types, operations, algorithms or
+        segment sizes. Always with `check`, else where this showed.
+    CollectiveTimeoutError
+        A TimeoutError: others did not come in time; its `ranks` are those that gave no sign. `comm`
+        cannot be used any more: `comm.Dup()` gives a new one.
     BufferError
         `out` is read-only.
     RuntimeError
@@ -99,9 +114,9 @@ def allreduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allreduce", comm) as caller:
-        door = Door.of("allreduce", "allreduce", comm, algorithm, segment_bytes)
+        door = Door.of("allreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check)
         job, result = arrays.allreduce(door, x, op, out)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
 
 
@@ -114,6 +129,8 @@ def reduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> T | None:
     """Combine an array from every rank, element by element, and return the result on one rank.
 
@@ -152,9 +169,9 @@ def reduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("reduce", comm) as caller:
-        door = Door.of("reduce", "reduce", comm, algorithm, segment_bytes)
+        door = Door.of("reduce", "reduce", comm, algorithm, segment_bytes, timeout, check)
         job, result = arrays.reduce(door, x, op, root, out)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
 
 
@@ -167,6 +184,8 @@ def reduce_scatter(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> T:
     """Combine an array from every rank, and return to each rank its part of the result.
 
@@ -209,9 +228,11 @@ def reduce_scatter(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("reduce_scatter", comm) as caller:
-        door = Door.of("reduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes)
+        door = Door.of(
+            "reduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes, timeout, check
+        )
         job, result = arrays.reduce_scatter(door, x, op, out, counts)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
 
 
@@ -223,6 +244,8 @@ def allgather(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> T:
     """Join an array from every rank along the first dimension, and return all of it on every rank.
 
@@ -261,9 +284,9 @@ def allgather(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allgather", comm) as caller:
-        door = Door.of("allgather", "allgather", comm, algorithm, segment_bytes)
+        door = Door.of("allgather", "allgather", comm, algorithm, segment_bytes, timeout, check)
         job, result = arrays.allgather(door, x, out, counts)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
 
 
@@ -275,6 +298,8 @@ def broadcast(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> T:
     """Copy an array from one rank to all.
 
@@ -312,19 +337,26 @@ def broadcast(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("broadcast", comm) as caller:
-        door = Door.of("broadcast", "broadcast", comm, algorithm, segment_bytes)
+        door = Door.of("broadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check)
         job, result = arrays.broadcast(door, x, root, out)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
 
 
-def barrier(comm: MPI.Intracomm | None = None) -> None:
+def barrier(
+    comm: MPI.Intracomm | None = None,
+    *,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> None:
     """Return when all ranks have called it.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, default MPI.COMM_WORLD
         The ranks.
+    timeout, check
+        As of `allreduce`.
 
     Examples
     --------
@@ -333,6 +365,6 @@ def barrier(comm: MPI.Intracomm | None = None) -> None:
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("barrier", comm) as caller:
-        door = Door.of("barrier", "barrier", comm)
+        door = Door.of("barrier", "barrier", comm, timeout=timeout, check=check)
         job, _ = arrays.barrier(door)
-        caller.ran = job.run(channel_of(comm, door.call))
+        caller.ran = job.run(door.channel())

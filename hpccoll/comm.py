@@ -8,7 +8,7 @@ from hpccoll import _comm, specs
 from hpccoll._plans import Plan
 from hpccoll.algorithms import AUTO
 from hpccoll.calls import Call, Caller, call_of, native_call
-from hpccoll.channel import channel_of
+from hpccoll.channel import channel_of, refuse_forked
 from hpccoll.jobs import Deferred, Job
 from hpccoll.progress import settle_first_call
 from hpccoll.requests import NonblockingCalls
@@ -33,13 +33,20 @@ class Comm(NonblockingCalls, MPI.Intracomm):
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
         512 KiB. Without effect where no message is sent. Equal on all ranks.
+    timeout : float, optional
+        Seconds that this rank waits for one thing (a message, a step of a peer in shared memory)
+        before it gives a call up. Default: ``HPCCOLL_TIMEOUT``, else any time, with a warning on
+        stderr after 60 s.
+    check : bool, optional
+        Whether ranks compare what they call before data moves; equal on all ranks. Default:
+        ``HPCCOLL_CHECK`` of rank 0, else not.
 
     Raises
     ------
     TypeError
         `comm` is no intracommunicator, or a setting has the wrong type.
     ValueError
-        The algorithm is unknown, or `segment_bytes` is not positive.
+        The algorithm is unknown, or `segment_bytes` or `timeout` is not positive.
 
     Examples
     --------
@@ -62,9 +69,11 @@ class Comm(NonblockingCalls, MPI.Intracomm):
         *,
         algorithm: str = AUTO,
         segment_bytes: int | None = None,
+        timeout: float | None = None,
+        check: bool | None = None,
     ) -> "Comm":
         """Wrap a communicator."""
-        settings = Settings(algorithm, segment_bytes)
+        settings = Settings(algorithm, segment_bytes, timeout, check)
         with Caller("Comm", comm):
             null = comm is None or (isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL)
             if not null and not isinstance(comm, MPI.Intracomm):
@@ -111,17 +120,23 @@ class Comm(NonblockingCalls, MPI.Intracomm):
         with Caller(name, self) as caller:
             job = self._understood(name, name, arguments)
             if job is None:
+                refuse_forked(name)
                 getattr(MPI.Intracomm, name)(self, *arguments)
                 caller.ran = native_call(name, arguments, self.size)
                 return
-            channel = channel_of(self, name)
+            channel = channel_of(self, name, self._settings.timeout)
             caller.ran = job.run(channel)
         recent = self._recent
         assert recent is not None  # `Caller` has noted the call
-        if isinstance(job, Job) and job.pattern.counts is None:
+        if not isinstance(job, Job) or (
+            channel.is_checked(self._settings) and not job.headers_tell
+        ):
+            return  # each call comes this way
+        if job.pattern.counts is None:
             pattern = job.pattern
             plans = channel.plans(self._settings, pattern)
             recent.plans[pattern.collective, pattern.root] = plans
+            recent.limit = channel.limit(self._settings)
             if pattern.collective == "allreduce":
                 recent.all_reduce = plans
 
@@ -182,11 +197,13 @@ class Comm(NonblockingCalls, MPI.Intracomm):
 
     def Free(self) -> None:  # noqa: N802
         """Free the communicator. Collective; calls under way complete first."""
+        refuse_forked("Free")
         settle_first_call(self)
         super().Free()
 
     def Disconnect(self) -> None:  # noqa: N802
         """Free the communicator when all its messages have arrived. Collective."""
+        refuse_forked("Disconnect")
         settle_first_call(self)
         super().Disconnect()
 

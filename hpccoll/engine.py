@@ -5,22 +5,28 @@ which the executor runs.
 """
 
 import functools
-from collections.abc import Callable
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
+from hpccoll import ops
 from hpccoll import transport as transports
 from hpccoll._executor import MessagePlan
 from hpccoll._plans import Levels
 from hpccoll.algorithms import Algorithm
+from hpccoll.algorithms.collective import COLLECTIVES
 from hpccoll.compiler import LOOKAHEAD, compile_program
+from hpccoll.errors import CollectiveTimeoutError, MismatchError, join_ranks
 from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
 from hpccoll.topology import Topology
-from hpccoll.transport import FAILED_TAGS, Transport, message_tag
+from hpccoll.transport import KIND_BITS, Failure, Transport, Word, message_tag
 
 SEGMENT_BYTES = 512 << 10
 """Default segment: a part of a second-level cache of today, and so large that the fixed cost of a
@@ -32,6 +38,24 @@ STAGE_BYTES = 4096
 all arrays; the copy costs less than finding or making a plan for each address."""
 
 ALIGNMENT = 64
+
+LONGEST_COUNTS = 80
+"""Characters of uneven counts in the text of a call."""
+
+GIVEN_UP = -1
+"""In place of the tag of a message, where its sender has given up the call."""
+
+COLLECTIVE_NAMES = tuple(COLLECTIVES)
+OPERATION_NAMES = (NO_OPERATION, *ops.OPERATIONS)
+TYPE_NAMES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "longdouble", "float128", "float96"),
+    *("complex64", "complex128", "clongdouble", "complex256", "complex192"),
+)
+OPERATIONS, TYPES = 16, 32
+"""More than there are names; `Task.kind` counts by them."""
+
+NEW_ONE = "The communicator cannot be used any more: make a new one with Dup"
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -58,6 +82,8 @@ class Task:
         Which ranks share a node; None for all.
     pattern : Pattern
         Which collective, and of which rank which elements.
+    is_comparison : bool
+        It is no call of the user's, but compares what ranks call.
     """
 
     call: str
@@ -68,6 +94,7 @@ class Task:
     segment_bytes: int | None
     topology: Topology | None = None
     pattern: Pattern = ALLREDUCE
+    is_comparison: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -77,13 +104,48 @@ class Task:
     @property
     def text(self) -> str:
         """What it is, for messages: "sum of 5 elements of float32"."""
-        what = self.pattern.collective if self.operation == NO_OPERATION else self.operation
+        collective, root = self.pattern.collective, self.pattern.root
+        what = self.operation if collective == "allreduce" else collective
+        if self.operation != NO_OPERATION and collective != "allreduce":
+            what = f"{collective} by {self.operation}"
+        if collective in ("reduce", "broadcast"):
+            what = f"{what} {'to' if collective == 'reduce' else 'from'} rank {root}"
         return f"{what} of {self.count} elements of {self.reduction.dtype}"
 
-    def tag(self, *, partial: bool, last: bool) -> int:
-        """Return the tag of a message with data."""
-        what = self.pattern.text() + self.operation
-        return message_tag(what, self.reduction.dtype.name, partial=partial, last=last)
+    def full_text(self, algorithm: str) -> str:
+        """Return all that must be equal on all ranks, where that name of an algorithm was given."""
+        pattern = self.pattern
+        operation = "" if self.operation == NO_OPERATION else f", op {self.operation}"
+        root = f", root {pattern.root}" if COLLECTIVES[pattern.collective].rooted else ""
+        counts = "" if pattern.counts is None else f", counts {list(pattern.counts)}"
+        if len(counts) > LONGEST_COUNTS:
+            counts = f"{counts[:LONGEST_COUNTS]}... ({zlib.crc32(counts.encode()):x})"
+        return (
+            f"{pattern.collective} of {self.count} elements of {self.reduction.dtype}{operation}"
+            f"{root}{counts}, algorithm {algorithm}, segment_bytes {self.segment_bytes}"
+        )
+
+    def kind(self, *, partial: bool = False) -> int:
+        """Return a number of `KIND_BITS` that no other collective, operation or type has."""
+        collective = COLLECTIVE_NAMES.index(self.pattern.collective)
+        operation = OPERATION_NAMES.index(self.operation)
+        name = self.reduction.dtype.name
+        if name in TYPE_NAMES:
+            dtype = TYPE_NAMES.index(name)
+        else:  # of those that can only be moved
+            dtype = len(TYPE_NAMES) + zlib.crc32(name.encode()) % (TYPES - len(TYPE_NAMES))
+        return ((collective * OPERATIONS + operation) * TYPES + dtype) * 2 + partial
+
+    @property
+    def salt(self) -> int:
+        """What else must be equal on all ranks: root and uneven counts, as a number."""
+        text = f"{self.pattern.root} {self.pattern.counts} {self.is_comparison}"
+        return zlib.crc32(text.encode())
+
+    @property
+    def node_kind(self) -> int:
+        """What ranks of a node compare beside the number of bytes: a number of 20 bits."""
+        return self.salt % (1 << (20 - KIND_BITS)) << KIND_BITS | self.kind()
 
     @property
     def staged(self) -> bool:
@@ -118,9 +180,61 @@ class PlanInfo:
         """
         message = (
             f"{self.task.call}: {why} (rank {self.rank} of {self.size}, {self.task.text} here). "
-            "The communicator cannot be used any more: make a new one with Dup"
+            f"{NEW_ONE}"
         )
         raise RuntimeError(message)
+
+    def describe(self, number: int, what: str) -> str:
+        """Return what happened in a call, for messages."""
+        by = f" by {self.task.algorithm.name}" if self.task.algorithm else ""
+        return (
+            f"{self.task.call}: {what} (call {number} on this communicator, {self.task.text}{by}, "
+            f"rank {self.rank} of {self.size})"
+        )
+
+    def warn(self, number: int, what: str) -> None:
+        """Tell on stderr that this rank has waited long, and goes on."""
+        text = f"hpccoll: {self.describe(number, what)}; it goes on waiting"
+        print(text, file=sys.stderr, flush=True)
+
+    def lose(self, number: int, what: str, ranks: Sequence[int] = ()) -> NoReturn:
+        """Raise the error of a call that waited too long, here or on another rank.
+
+        Parameters
+        ----------
+        number : int
+            Of the call.
+        what : str
+            What was waited for, and how long.
+        ranks : sequence of int
+            Which gave no sign of being in the call.
+        """
+        error = CollectiveTimeoutError(self.describe(number, what))
+        raise self.complete(error, ranks)
+
+    def complete(
+        self, error: CollectiveTimeoutError, ranks: Sequence[int]
+    ) -> CollectiveTimeoutError:
+        """Add to an error which ranks gave no sign of being in the call."""
+        text = str(error.args[0]).partition(". No sign of ")[0].partition(f". {NEW_ONE}")[0]
+        missing = f". No sign of {join_ranks(ranks)}" if ranks else ""
+        error.ranks = tuple(ranks)
+        error.args = (f"{text}{missing}. {NEW_ONE}",)
+        return error
+
+    def given_up(self, word: Word, expected: int, tag: int, number: int) -> NoReturn:
+        """Raise the error of a rank that was told of a failure.
+
+        Parameters
+        ----------
+        word : Word
+            What it was told.
+        expected, tag, number
+            As of `mismatch` and `lose`.
+        """
+        if word.failure is Failure.LOST:
+            self.lose(number, f"rank {word.rank} has given up the call for good")
+        self.mismatch(word.rank, expected, tag, 0, GIVEN_UP)
 
     def elsewhere(self, peer: int) -> NoReturn:
         """Raise the error of a rank that waits in memory for one that sends messages.
@@ -135,7 +249,7 @@ class PlanInfo:
             f"messages of another call (rank {self.rank} of {self.size}, {self.task.text} here). "
             "Ranks passed different types or algorithms; the results of this call are not valid"
         )
-        raise ValueError(message)
+        raise MismatchError(message)
 
     def mismatch(
         self, peer: int, expected: int, tag: int, got: int | None, got_tag: int
@@ -149,10 +263,11 @@ class PlanInfo:
         expected, tag : int
             Bytes and tag that were expected.
         got, got_tag : int
-            Bytes and tag that came; `got` is None where more came than there was room for.
+            Bytes and tag that came; `got` is None where more came than there was room for. The tag
+            is `GIVEN_UP` where no data came, but word that the sender has given up.
         """
         wanted = f"{expected} bytes from rank {peer}"
-        if got_tag in FAILED_TAGS:
+        if got_tag == GIVEN_UP:
             came = "word that it has given up"
         elif got is None:
             came = "more"
@@ -168,7 +283,7 @@ class PlanInfo:
             "counts, types, operations, algorithms or segment sizes, or made different calls; the "
             "results of this call are not valid"
         )
-        raise ValueError(message)
+        raise MismatchError(message)
 
 
 class Memory:
@@ -419,17 +534,22 @@ def bind(
             within(code.out.element, code.count),
         )
 
-    def tag(message: Message) -> int:
-        return task.tag(partial=message.partial, last=message.last)
+    def tags(messages: tuple[Message, ...]) -> Iterator[int]:
+        before: Counter[int] = Counter()
+        for m in messages:
+            kind = task.kind(partial=m.partial)
+            limit = transport.tag_limit
+            yield message_tag(kind, task.salt, before[m.peer], last=m.last, limit=limit)
+            before[m.peer] += 1
 
     sends = []
-    for m in program.sends:
-        request = transport.send_request(address(m.place), nbytes(m), m.peer, tag(m))
-        sends.append((request, nbytes(m), m.peer, tag(m)))
+    for m, tag in zip(program.sends, tags(program.sends), strict=True):
+        request = transport.send_request(address(m.place), nbytes(m), m.peer, tag)
+        sends.append((request, nbytes(m), m.peer, tag, m.step))
     receives = []
-    for m in program.receives:
+    for m, tag in zip(program.receives, tags(program.receives), strict=True):
         request = transport.receive_request(address(m.place), room(m), m.peer)
-        receives.append((request, nbytes(m), m.peer, tag(m)))
+        receives.append((request, nbytes(m), m.peer, tag, m.step))
     info = PlanInfo(
         task,
         transport.rank,

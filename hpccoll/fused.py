@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.arrays import Door, operand_of, operation_of, target_of
+from hpccoll.arrays import Door, barrier, operand_of, operation_of, target_of
 from hpccoll.buffers import Array, is_scalar
 from hpccoll.calls import Caller
-from hpccoll.channel import Channel, channel_of
+from hpccoll.channel import Channel
 from hpccoll.jobs import Job, check_output
 from hpccoll.ops import check_type
 from hpccoll.pattern import Pattern
 from hpccoll.placement import raise_first
-from hpccoll.progress import Progress, Ticket, progress_of
+from hpccoll.progress import Progress, Ticket
 
 BUCKET_BYTES = 25_000_000
 """Default size of a bucket, that of PyTorch's DistributedDataParallel."""
@@ -164,7 +164,7 @@ class Exchange:
         if slot == len(self._leased):
             self._leased.append(self._progress.lease())
         if self._rooms[slot].nbytes < nbytes:
-            channel = channel_of(self._door.comm, self._door.call)
+            channel = self._door.channel()
             self._rooms[slot] = channel.scratch(f"bucket {self._leased[slot]}", nbytes)
         return self._rooms[slot][:nbytes].view(bucket.dtype)
 
@@ -197,6 +197,8 @@ def allreduce_many(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> list[Any]:
     """All-reduce a list of arrays, of any shapes and types, in few calls.
@@ -212,7 +214,7 @@ def allreduce_many(
         As of `allreduce`, for all arrays.
     out : sequence of arrays, optional
         Receive the results; ``out=arrays`` is in place. By default new ones.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, timeout, check
         As of `allreduce`.
     bucket_bytes : int, default 25000000
         Small arrays of one type are packed into buckets of at most this size.
@@ -236,7 +238,9 @@ def allreduce_many(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allreduce_many", comm):
-        door = Door.of("allreduce_many", "allreduce", comm, algorithm, segment_bytes)
+        door = Door.of(
+            "allreduce_many", "allreduce", comm, algorithm, segment_bytes, timeout, check
+        )
         operation = operation_of(op)
         _check_bucket_bytes(bucket_bytes)
         if out is not None and len(out) != len(arrays):
@@ -258,9 +262,9 @@ def allreduce_many(
             _keep_from_others(jobs)
         dealt = buckets([(job.count, job.dtype) for job in jobs], bucket_bytes)
         parcels = [(bucket, [jobs[k] for k in bucket.members]) for bucket in dealt]
-        channel = channel_of(comm, door.call)
+        channel = door.channel()
         if channel.spare_cores:
-            exchange = Exchange(door, progress_of(comm, door.call))
+            exchange = Exchange(door, door.progress())
             try:
                 for parcel in parcels:
                     exchange.start(*parcel)
@@ -301,7 +305,7 @@ class Bucketer:
     ----------
     op : str or mpi4py.MPI.Op, default "mean"
         As of `allreduce`.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, timeout, check
         As of `allreduce`.
     bucket_bytes : int, default 25000000
         As of `allreduce_many`.
@@ -324,11 +328,15 @@ class Bucketer:
         comm: MPI.Intracomm | None = None,
         algorithm: str | None = None,
         segment_bytes: int | None = None,
+        timeout: float | None = None,
+        check: bool | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._comm = MPI.COMM_WORLD if comm is None else comm
         with Caller("Bucketer", self._comm):
-            self._door = Door.of("Bucketer", "allreduce", self._comm, algorithm, segment_bytes)
+            self._door = Door.of(
+                "Bucketer", "allreduce", self._comm, algorithm, segment_bytes, timeout, check
+            )
             self._operation = operation_of(op)
             _check_bucket_bytes(bucket_bytes)
         self._bucket_bytes = bucket_bytes
@@ -418,7 +426,8 @@ class Bucketer:
     def _agree(self) -> None:
         """Take the order of rank 0. Collective."""
         mine = {name: (x.shape, x.dtype.newbyteorder("=").str) for name, x in self._ready.items()}
-        channel = channel_of(self._comm, "Bucketer.wait")
+        channel = self._door.channel()
+        barrier(self._door)[0].run(channel)  # it has a time limit, and names who is missing
         with channel.turn:
             told = channel.transport.comm.allgather(mine)
         declared, self._ready = self._ready, {}  # where ranks disagree, the step begins anew
@@ -432,7 +441,7 @@ class Bucketer:
         self._kinds = {name: kinds[name] for name in told[0]}
         sizes = [(math.prod(shape), dtype) for shape, dtype in self._kinds.values()]
         self._buckets = buckets(sizes, self._bucket_bytes)
-        self._exchange = Exchange(self._door, progress_of(self._comm, "Bucketer.wait"))
+        self._exchange = Exchange(self._door, self._door.progress())
 
     def _start_complete(self) -> None:
         """Begin the exchange of the next buckets, as far as they are complete."""

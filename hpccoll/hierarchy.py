@@ -103,12 +103,12 @@ def make_hierarchical_plan(
 
 
 def _kind(task: Task, name: str, pieces: int) -> int:
-    """Return what ranks of a node compare: also the algorithm and the cut, in the upper 16 bits.
+    """Return what ranks of a node compare: also the algorithm and the cut, in the upper 11 bits.
 
     These are 0 in other calls.
     """
-    cut = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FFF
-    return cut << 16 | task.tag(partial=False, last=False)
+    cut = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FE
+    return cut << 20 | task.node_kind
 
 
 def piece_count(task: Task, slice_bytes: int) -> int:

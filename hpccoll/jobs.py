@@ -117,7 +117,10 @@ class Job:
         if self.before is not None:
             self.before()
         name = None if self.operation is None else self.operation.name
-        plan = channel.plans(self.settings, self.pattern).repeat(self.x, self.out, name)
+        plan = None
+        if self.headers_tell or not channel.is_checked(self.settings):
+            plans = channel.plans(self.settings, self.pattern)
+            plan = plans.repeat(self.x, self.out, name, channel.limit(self.settings))
         if plan is None:
             plan = self._run(channel)
         if self.after is not None:
@@ -137,15 +140,33 @@ class Job:
 
     def prepare(self, channel: Channel) -> tuple[Plan, int, int]:
         """Return a plan of this job's own, and the addresses to run it on; of a plain job."""
+        task = self.task(channel)
         target = 0 if self.out is None else self.out.ctypes.data
         source = target if self.x is None else self.x.ctypes.data
         with channel.turn:
-            channel.settle()
-            plan = channel.make_plan(self.task(channel), source, target)
+            channel.settle(channel.limit(self.settings))
+            plan = channel.make_plan(task, source, target)
         return plan, source + (plan.own_offset if self.x is None else 0), target
+
+    @property
+    def headers_tell(self) -> bool:
+        """Whether all that must be equal on all ranks stands in the headers of a node's memory."""
+        return self.pattern.counts is None and self.settings.segment_bytes is None
+
+    def compare_first(self, channel: Channel) -> None:
+        """Compare, if this is asked for, what is to be prepared. Collective."""
+        if channel.is_checked(self.settings):
+            self.compare(channel, self.task(channel))
+
+    def compare(self, channel: Channel, task: Task) -> None:
+        """Raise on all ranks where they call different things. Collective."""
+        name = selection.requested(self.settings, channel.environment, self.pattern.collective)
+        channel.compare(self.settings, self.call, task.full_text(name))
 
     def _run(self, channel: Channel) -> Plan:
         task = self.task(channel)
+        if channel.is_checked(self.settings) and not (task.algorithm is None and self.headers_tell):
+            self.compare(channel, task)
         with channel.turn:
             source, target = self._arrange(channel)
             plan = channel.run(
@@ -221,12 +242,25 @@ class Deferred:
         return self.make(channel).run(channel)
 
 
-def gathered(channel: Channel, call: str, numbers: list[int]) -> Array:
-    """Return a row of numbers from each rank. Collective."""
+def gathered(channel: Channel, call: str, settings: Settings, numbers: list[int]) -> Array:
+    """Return a row of numbers from each rank. Collective.
+
+    Parameters
+    ----------
+    channel : Channel
+        Of the ranks.
+    call : str
+        For messages: the call that the user made.
+    settings : Settings
+        Of that call: the time limit and the check are those of this exchange, too.
+    numbers : list of int
+        As many on all ranks.
+    """
+    settings = Settings(timeout=settings.timeout, checked=settings.checked)
     mine = np.array(numbers, np.int64)
     told = np.empty((channel.size, len(numbers)), np.int64)
     pattern = Pattern("allgather")
-    Job(call, Settings(), pattern, None, mine, told, ("", ""), told.size).run(channel)
+    Job(call, settings, pattern, None, mine, told, ("", ""), told.size).run(channel)
     return told
 
 

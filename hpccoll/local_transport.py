@@ -2,12 +2,26 @@
 
 import ctypes
 import threading
+import time
 from collections import deque
+from collections.abc import Collection
 
-from hpccoll.transport import FAILED, PATIENCE, Request
+from hpccoll._plans import CallClock
+from hpccoll.transport import (
+    LOOK_BACK,
+    Failure,
+    Request,
+    Word,
+    failure_of,
+    note_loss,
+    word_tag,
+)
 
 Route = tuple[int, int]
 """Sender and receiver."""
+
+NAP = 200_000
+"""Longest nanoseconds between two looks of a thread at its message."""
 
 
 class LocalRanks:
@@ -84,34 +98,34 @@ class LocalRequest:
         self.active = False
         self.came = nbytes
         self.came_tag = 0
+        self.started = 0.0
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
         """Begin the transfer."""
         assert not self.active, "started twice"
         self.active = True
         self.came_tag = 0
+        self.started = time.monotonic()
         self.world.start(self)
 
-    def Wait(self, status: LocalStatus | None = None) -> None:  # noqa: N802 - mpi4py's name
-        """Return when the transfer is complete; at once where none was started."""
-        with self.world.changed:
-            if not self.world.changed.wait_for(lambda: not self.active, self.world.time_limit):
-                kind = "send" if self.is_send else "receive"
-                message = f"{kind} of {self.nbytes} bytes on {self.route} hangs"
-                raise TimeoutError(message)
+    def Test(self, status: LocalStatus | None = None) -> bool:  # noqa: N802 - mpi4py's name
+        """Return whether the transfer is complete; it is where none was started."""
+        if self.active:
+            if time.monotonic() - self.started > self.world.time_limit:
+                raise self.hangs()
+            return False
         if status is not None:
             status.count = self.came
             status.tag = self.came_tag
         if self.came > self.nbytes:
             message = f"{self.came} bytes came, room for {self.nbytes}"
             raise LocalTruncationError(message)
-
-    def Test(self, status: LocalStatus | None = None) -> bool:  # noqa: N802 - mpi4py's name
-        """Return whether the transfer is complete."""
-        if self.active:
-            return False
-        self.Wait(status)
         return True
+
+    def hangs(self) -> TimeoutError:
+        """Return the error of a wait without an end."""
+        kind = "send" if self.is_send else "receive"
+        return TimeoutError(f"{kind} of {self.nbytes} bytes on {self.route} hangs")
 
     def Cancel(self) -> None:  # noqa: N802 - mpi4py's name
         """Take back a receive that nothing has come for."""
@@ -132,9 +146,12 @@ class LocalTransport:
         self.rank = rank
         self.size = world.size
         self.byte = None
+        self.clock = CallClock()
         self.silent: set[int] = set()
-        self.nap = 0
+        self.nap = NAP
         self.failed_on_node = False
+        self.test_function = 0
+        self.tag_limit = 1 << 28
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -147,30 +164,59 @@ class LocalTransport:
         return LocalRequest(self.world, address, nbytes, route, None)
 
     def new_status(self) -> LocalStatus:
-        """Return an object to hand to ``Wait``, which tells what came."""
+        """Return an object to hand to ``Test``, which tells what came."""
         return LocalStatus()
 
     def is_truncation(self, error: Exception) -> bool:
         """Whether the error of a receive says that more came than there is room for."""
         return isinstance(error, LocalTruncationError)
 
-    def told(self, tag: int) -> bool:
-        """Note the tag of a message that came; return whether its sender has given up."""
-        return tag == FAILED
+    def handle(self, thing: object) -> int:
+        """Return 0: nothing takes it."""
+        return 0
 
-    def give_up(self, active: list[LocalRequest], told_by: int, on_node: bool = False) -> bool:
+    def error(self, code: int) -> Exception:
+        """Return an exception that nobody asks for."""
+        return RuntimeError(code)
+
+    def told(self, tag: int) -> Failure | None:
+        """Note the tag of a message that came; return what its sender says if it has given up."""
+        failure = failure_of(tag)
+        note_loss(failure, self.clock)
+        return failure
+
+    def word(self) -> Word | None:
+        """Return who has given up this call, or one shortly before, as far as has come here."""
+        numbers = range(self.clock.number - LOOK_BACK, self.clock.number + 1)
+        tags = {word_tag(failure, number) for number in numbers for failure in Failure}
+        with self.world.changed:
+            for peer in range(self.size):
+                for send in self.world.sends.get((peer, self.rank), ()):
+                    failure = failure_of(send.tag)
+                    if failure is not None and send.tag in tags:
+                        return Word(peer, failure)
+        return None
+
+    def give_up(
+        self,
+        active: list[LocalRequest],
+        told_by: Collection[int],
+        failure: Failure,
+        patience: float,
+    ) -> tuple[int, ...]:
         """End a call that failed: tell all other ranks, and take in what they still send."""
-        self.silent = {peer for peer in range(self.size) if peer not in (self.rank, told_by)}
+        self.silent = set(range(self.size)) - {self.rank, *told_by}
         # Before the others are told: what they send in their next call must not land here.
         for request in active:
             request.Cancel()
-            if self.told(request.came_tag):
+            if self.told(request.came_tag) is not None:
                 self.silent.discard(request.route[0])
         for peer in range(self.size):
             if peer != self.rank:
-                self.send_request(0, 0, peer, FAILED).Start()
+                self.send_request(0, 0, peer, word_tag(failure, self.clock.number)).Start()
         with self.world.changed:
-            return self.world.changed.wait_for(self._all_heard, PATIENCE)
+            self.world.changed.wait_for(self._all_heard, patience)
+            return tuple(sorted(self.silent))
 
     def settle(self) -> None:
         """Wait until all others have given up the call that failed here."""
@@ -181,12 +227,15 @@ class LocalTransport:
 
     def _all_heard(self) -> bool:
         """Receive, for nothing, what those send that have not given up yet."""
+        taken = False
         for peer in list(self.silent):
             sends = self.world.sends.get((peer, self.rank), deque())
             while sends and peer in self.silent:
                 send = sends.popleft()
                 send.active = False
-                if self.told(send.tag):
+                taken = True
+                if self.told(send.tag) is not None:
                     self.silent.discard(peer)
-        self.world.changed.notify_all()
+        if taken:  # else two ranks that wait would wake each other all the time
+            self.world.changed.notify_all()
         return not self.silent

@@ -13,9 +13,11 @@ from mpi4py import MPI
 
 from hpccoll import _arena, _node, arena, selection
 from hpccoll._node import Node, NodePlan
+from hpccoll._plans import CallClock
 from hpccoll.engine import PlanInfo, Task
 from hpccoll.placement import raise_first
 from hpccoll.topology import Topology
+from hpccoll.transport import Word
 from hpccoll.waiting import Waiting
 
 VARIABLE = "HPCCOLL_NODE"
@@ -29,9 +31,9 @@ WINDOW_BYTES = 64 << 20
 lies in /dev/shm, which is often small."""
 
 
-Watch = Callable[[list[int]], int | None]
-"""What is called while a rank waits long, with the ranks that are late. Returns one of them that
-makes another call, or None."""
+Watch = Callable[[list[int]], Word | None]
+"""What is called while a rank waits long, with the ranks that are late. Returns which makes another
+call or has given up, or None."""
 
 
 @dataclass(slots=True)
@@ -74,8 +76,7 @@ class Meeting:
         return self.memory == "arena"
 
     def leave(self, comm: MPI.Intracomm) -> None:
-        """Give everything back. Collective: peers may still be looking at this rank's slot."""
-        comm.Barrier()
+        """Give everything back, where all ranks are about to do so. Collective."""
         self.node = None  # plans may still hold it, and are not run any more
         for peer in self._peers:
             arena.unmap_peer(peer)
@@ -99,7 +100,12 @@ def from_environment() -> str:
 
 
 def meet(
-    comm: MPI.Intracomm, topology: Topology, choice: str, waiting: Waiting, watch: Watch
+    comm: MPI.Intracomm,
+    topology: Topology,
+    choice: str,
+    waiting: Waiting,
+    watch: Watch,
+    clock: CallClock,
 ) -> Meeting:
     """Let the ranks of each node meet. Collective over all of `comm`; all get the same kind.
 
@@ -113,7 +119,7 @@ def meet(
         One of `CHOICES`, equal on all ranks.
     waiting : Waiting
         How to wait.
-    watch : callable
+    watch, clock
         As of `hpccoll._node.Node`.
 
     Raises
@@ -133,10 +139,10 @@ def meet(
         return Meeting(None, members, why_not=why)
     meeting = Meeting(None, members)  # before any try
     if choice != "window":
-        meeting = _in_arenas(comm, members, waiting, watch)
+        meeting = _in_arenas(comm, members, waiting, watch, clock)
     if meeting.node is None and choice != "arena":
         why = meeting.why_not
-        meeting = _in_window(comm, topology, waiting, watch)
+        meeting = _in_window(comm, topology, waiting, watch, clock)
         meeting.why_not = "; ".join(filter(None, (why, meeting.why_not)))
     if meeting.memory == "arena" and topology.is_one_node and not waiting.crowded:
         crossing = _crossing_time(comm, meeting)
@@ -159,7 +165,7 @@ def _crossing_time(comm: MPI.Intracomm, meeting: Meeting) -> int:
 
 
 def _in_arenas(
-    comm: MPI.Intracomm, members: tuple[int, ...], waiting: Waiting, watch: Watch
+    comm: MPI.Intracomm, members: tuple[int, ...], waiting: Waiting, watch: Watch, clock: CallClock
 ) -> Meeting:
     """Meet in the processes' arenas."""
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES) + _node.ALIGNMENT
@@ -197,14 +203,19 @@ def _in_arenas(
     reads_peers = all(can for _, can in agreed)
     if whys:
         meeting = Meeting(None, members, why_not=whys[0], _slot=slot, _peers=mapped)
+        comm.Barrier()  # peers may still be looking at this rank's slot
         meeting.leave(comm)
         return meeting
     pids = [peer.pid for peer in mapped] if reads_peers else []
-    node = _new_node(comm.rank, members, slots, arenas, _arena.capacity(), pids, waiting, watch)
+    node = _new_node(
+        comm.rank, members, slots, arenas, _arena.capacity(), pids, waiting, watch, clock
+    )
     return Meeting(node, members, "arena", reads_peers, _slot=slot, _peers=mapped)
 
 
-def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch: Watch) -> Meeting:
+def _in_window(
+    comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch: Watch, clock: CallClock
+) -> Meeting:
     """Meet in a shared window of MPI, a part of which is for arrays."""
     members = topology.peers(comm.rank)
     nbytes = _node.slot_bytes(selection.NODE_SEGMENT_BYTES)
@@ -242,7 +253,7 @@ def _in_window(comm: MPI.Intracomm, topology: Topology, waiting: Waiting, watch:
             _arena.remove_region(region)
         window.Free()
         return Meeting(None, members, why_not=whys[0])
-    node = _new_node(comm.rank, members, slots, arenas, room, [], waiting, watch)
+    node = _new_node(comm.rank, members, slots, arenas, room, [], waiting, watch, clock)
     return Meeting(node, members, "window", region=region, _window=window)
 
 
@@ -274,6 +285,7 @@ def _new_node(
     processes: list[int],
     waiting: Waiting,
     watch: Watch,
+    clock: CallClock,
 ) -> Node:
     return Node(
         members.index(rank),
@@ -287,6 +299,7 @@ def _new_node(
         spins=waiting.spins,
         yield_time=waiting.yield_nanoseconds,
         watch=watch,
+        clock=clock,
     )
 
 
@@ -303,7 +316,7 @@ def make_node_plan(node: Node, task: Task, rank: int, size: int) -> NodePlan:
         reduction.loops,
         itemsize=reduction.dtype.itemsize,
         partial_itemsize=reduction.partial_dtype.itemsize,
-        kind=task.tag(partial=False, last=False),
+        kind=task.node_kind,
         count=task.count,
         info=PlanInfo(task, rank, size, 0, 0),
         collective=pattern.collective,

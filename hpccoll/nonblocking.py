@@ -9,7 +9,7 @@ from hpccoll import arrays
 from hpccoll.arrays import Door
 from hpccoll.calls import Call, Caller, call_of
 from hpccoll.jobs import Deferred, Job
-from hpccoll.progress import Ticket, progress_of
+from hpccoll.progress import Ticket
 
 T = TypeVar("T")
 
@@ -23,19 +23,13 @@ class Handle(Generic[T]):
         Whether the call is complete.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        call: str,
-        job: Job | Deferred,
-        result: Callable[[], T],
-    ) -> None:
-        self._comm, self._call = comm, call
-        self._progress = progress_of(comm, call)
+    def __init__(self, door: Door, job: Job | Deferred, result: Callable[[], T]) -> None:
+        self._comm, self._call = door.comm, door.call
+        self._progress = door.progress()
         self._result = result
         self._waited = False
         self._ticket = self._progress.enqueue(
-            Ticket(Caller(call, comm), self._progress.run_job(job))
+            Ticket(Caller(door.call, door.comm), self._progress.run_job(job))
         )
 
     @property
@@ -89,6 +83,8 @@ def iallreduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Handle[T]:
     """Begin an `allreduce`, and return a handle whose ``wait()`` returns the result.
 
@@ -112,8 +108,8 @@ def iallreduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("iallreduce", comm):
-        door = Door.of("iallreduce", "allreduce", comm, algorithm, segment_bytes)
-        return Handle(comm, door.call, *arrays.allreduce(door, x, op, out))
+        door = Door.of("iallreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check)
+        return Handle(door, *arrays.allreduce(door, x, op, out))
 
 
 def ireduce(
@@ -125,6 +121,8 @@ def ireduce(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> "Handle[T | None]":
     """Begin a `reduce`, and return a handle whose ``wait()`` returns the result.
 
@@ -132,8 +130,8 @@ def ireduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ireduce", comm):
-        door = Door.of("ireduce", "reduce", comm, algorithm, segment_bytes)
-        return Handle(comm, door.call, *arrays.reduce(door, x, op, root, out))
+        door = Door.of("ireduce", "reduce", comm, algorithm, segment_bytes, timeout, check)
+        return Handle(door, *arrays.reduce(door, x, op, root, out))
 
 
 def ireduce_scatter(
@@ -145,6 +143,8 @@ def ireduce_scatter(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Handle[T]:
     """Begin a `reduce_scatter`, and return a handle whose ``wait()`` returns the result.
 
@@ -152,8 +152,10 @@ def ireduce_scatter(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ireduce_scatter", comm):
-        door = Door.of("ireduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes)
-        return Handle(comm, door.call, *arrays.reduce_scatter(door, x, op, out, counts))
+        door = Door.of(
+            "ireduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes, timeout, check
+        )
+        return Handle(door, *arrays.reduce_scatter(door, x, op, out, counts))
 
 
 def iallgather(
@@ -164,6 +166,8 @@ def iallgather(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Handle[T]:
     """Begin an `allgather`, and return a handle whose ``wait()`` returns the result.
 
@@ -171,8 +175,8 @@ def iallgather(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("iallgather", comm):
-        door = Door.of("iallgather", "allgather", comm, algorithm, segment_bytes)
-        return Handle(comm, door.call, *arrays.allgather(door, x, out, counts))
+        door = Door.of("iallgather", "allgather", comm, algorithm, segment_bytes, timeout, check)
+        return Handle(door, *arrays.allgather(door, x, out, counts))
 
 
 def ibroadcast(
@@ -183,6 +187,8 @@ def ibroadcast(
     comm: MPI.Intracomm | None = None,
     algorithm: str | None = None,
     segment_bytes: int | None = None,
+    timeout: float | None = None,
+    check: bool | None = None,
 ) -> Handle[T]:
     """Begin a `broadcast`, and return a handle whose ``wait()`` returns the result.
 
@@ -190,16 +196,21 @@ def ibroadcast(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ibroadcast", comm):
-        door = Door.of("ibroadcast", "broadcast", comm, algorithm, segment_bytes)
-        return Handle(comm, door.call, *arrays.broadcast(door, x, root, out))
+        door = Door.of("ibroadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check)
+        return Handle(door, *arrays.broadcast(door, x, root, out))
 
 
-def ibarrier(comm: MPI.Intracomm | None = None) -> Handle[None]:
+def ibarrier(
+    comm: MPI.Intracomm | None = None,
+    *,
+    timeout: float | None = None,
+    check: bool | None = None,
+) -> Handle[None]:
     """Begin a `barrier`, and return a handle whose ``wait()`` returns when all have begun it.
 
     Notes as of `iallreduce`.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ibarrier", comm):
-        door = Door.of("ibarrier", "barrier", comm)
-        return Handle(comm, door.call, *arrays.barrier(door))
+        door = Door.of("ibarrier", "barrier", comm, timeout=timeout, check=check)
+        return Handle(door, *arrays.barrier(door))

@@ -1,6 +1,5 @@
 """The pattern of a call: who brings which elements of the vector, and who wants which of them."""
 
-import zlib
 from typing import NamedTuple
 
 from hpccoll.algorithms.collective import COLLECTIVES, Share
@@ -53,13 +52,6 @@ class Pattern(NamedTuple):
         if share is Share.CHUNK:
             return self.chunks(size, count)[rank]
         return Range(0, 0 if share is Share.ROOT and rank != self.root else count)
-
-    def text(self) -> str:
-        """Return what tells the pattern from others, in a few characters; empty for all-reduce."""
-        if self == ALLREDUCE:
-            return ""
-        counts = zlib.crc32(repr(self.counts).encode()) if self.counts else ""
-        return f"{self.collective} {self.root} {counts} "
 
 
 ALLREDUCE = Pattern()

@@ -66,6 +66,8 @@ class Message(NamedTuple):
     """Elements that fit at `place`. More than `count` where a receive lands in scratch memory:
     when ranks disagree on the count, a longer message should be noticed, not truncated (to truncate
     a long message, Open MPI 5.0 was seen to write past the end, and its sender to hang)."""
+    step: int = 0
+    """Number of the schedule's step that it belongs to, from 0."""
 
 
 class Instruction(NamedTuple):

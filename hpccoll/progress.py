@@ -8,6 +8,7 @@ The thread holds the interpreter lock only between messages: it sleeps, or works
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -20,11 +21,8 @@ from mpi4py import MPI
 from hpccoll._plans import Plan
 from hpccoll._requests import Line, Persistent
 from hpccoll.calls import Caller
-from hpccoll.channel import Attachment, Channel, postpone_closing
+from hpccoll.channel import Attachment, Channel, is_forked, postpone_closing, refuse_forked
 from hpccoll.jobs import Deferred, Job
-
-LONGEST_NAP = 1e-3
-"""Seconds between two looks whether all ranks have duplicated the communicator."""
 
 LONGEST_HOLD = 0.01
 """Seconds between two looks whether a small persistent call was started, and nobody waits for it.
@@ -41,6 +39,8 @@ class Ticket:
 
     Attributes
     ----------
+    caller : Caller
+        The call that the user made.
     done : bool
         Whether it has run.
     error : BaseException or None
@@ -51,7 +51,7 @@ class Ticket:
         Whether the error is raised by hpccoll's own wait, so that MPI's need not report one.
     """
 
-    __slots__ = ("_caller", "_on_done", "_run", "done", "error", "plan", "told")
+    __slots__ = ("_on_done", "_run", "caller", "done", "error", "plan", "told")
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Ticket:
         run: Callable[[Channel], Plan | None],
         on_done: Callable[[], object] | None = None,
     ) -> None:
-        self._caller = caller
+        self.caller = caller
         self._run: Callable[[Channel], Plan | None] | None = run
         self._on_done = on_done
         self.done = False
@@ -71,7 +71,7 @@ class Ticket:
         """Run the call; what it raises is kept for who waits."""
         assert self._run is not None
         try:
-            with self._caller:
+            with self.caller:
                 self.plan = self._run(progress.channel)
         except BaseException as error:
             self.error = error
@@ -96,6 +96,7 @@ class Progress:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        self.is_open = False
         self.threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.line = Line()
         self._queue: deque[Ticket] = deque()
@@ -105,19 +106,24 @@ class Progress:
         self._stopping = False
         self._longest_sleep: float | None = None
         self._leases: set[int] = set()
-        self._channel: Channel | None = None
         self._refusal: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._name = f"hpccoll progress of {comm.Get_name() or 'a communicator'}"
         # Local, and in order with the other collectives of the communicator: the others may make
         # their call at any time.
-        self._private, self._duplication = MPI.Intracomm.Idup(comm)
-        if not _opens_in_thread():
-            self._make_channel()
-        if self.threaded:
-            name = f"hpccoll progress of {comm.Get_name() or 'a communicator'}"
-            self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-            self._thread.start()
+        self._channel = Channel(comm, background=True)
         _all.add(self)
+
+    def open(self, call: str, timeout: float | None) -> None:
+        """Begin to open the channel, in the thread where there is one that can."""
+        if not _opens_in_thread():
+            self._open_channel(call, timeout)
+        if self.threaded:
+            self._thread = threading.Thread(
+                target=self._serve, args=(call, timeout), name=self._name, daemon=True
+            )
+            self._thread.start()
+        self.is_open = True
 
     @property
     def channel(self) -> Channel:
@@ -125,25 +131,22 @@ class Progress:
         self._open.wait()
         if self._refusal is not None:
             raise self._refusal
-        assert self._channel is not None
         return self._channel
 
-    def _make_channel(self) -> None:
-        nap = 1e-5
-        while not self._duplication.Test():
-            time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP)
+    def _open_channel(self, call: str, timeout: float | None) -> None:
         try:
-            self._channel = Channel.on_private(MPI.Intracomm(self._private), background=True)
+            self._channel.open(call, timeout)
+        except KeyboardInterrupt:
+            raise  # the next call goes on with it
         except BaseException as error:
             self._refusal = error
         self._open.set()
 
-    def _serve(self) -> None:
+    def _serve(self, call: str, timeout: float | None) -> None:
         """Run what is queued; the thread's work."""
         postponed = postpone_closing()
         if not self._open.is_set():
-            self._make_channel()
+            self._open_channel(call, timeout)
         while self._queue or not (self._stopping or postponed):
             if not self._news.wait(self._longest_sleep):
                 self._take_over_held()
@@ -154,6 +157,7 @@ class Progress:
 
     def enqueue(self, ticket: Ticket) -> Ticket:
         """Have a call run behind those that were made before it."""
+        refuse_forked(ticket.caller.name)
         self._take_over_held()
         self.line.queued += 1
         self._queue.append(ticket)
@@ -223,18 +227,40 @@ class Progress:
         """End a lease."""
         self._leases.discard(number)
 
-    def stop(self, patience: float | None = None) -> None:
-        """End the thread when it has run what was begun."""
+    def stop(self) -> None:
+        """Have the thread end when it has run what was begun; `join` waits for that."""
         self._take_over_held()
         self._stopping = True
         self._news.set()
+
+    def join(self, patience: float | None = None) -> None:
+        """Return when the thread has ended, or after so many seconds."""
         if self._thread is not None:
             self._thread.join(patience)
 
+    def end_in_child(self) -> None:
+        """In a forked child: nothing that was begun completes here, and all who ask are told."""
+        self.line.closed = True  # what is started from now on comes to `enqueue`
+        held = self.line.held
+        if held is not None:
+            self.line.hand_over(self._queue, held, held.new_ticket())  # type: ignore[attr-defined]
+        for ticket in self._queue:
+            try:
+                refuse_forked(ticket.caller.name)
+            except RuntimeError as error:
+                ticket.error = error
+            ticket.done = True
+        self._queue.clear()
+        self.line.queued = 0
+
     def close(self) -> None:
         """Run what was begun, and free the channel. Collective."""
+        if not self.is_open:  # it was interrupted, and nothing was begun
+            self._channel.close()
+            return
         if threading.current_thread() is not self._thread:
             self.stop()
+            self.join()
         if not self.threaded:
             self.advance()
         self.line.ended = True
@@ -257,13 +283,27 @@ _all: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 _attachment = Attachment(Progress)
 
 
+def _end_in_child() -> None:
+    for progress in _all:
+        progress.end_in_child()
+
+
+os.register_at_fork(after_in_child=_end_in_child)
+
+
 @atexit.register
 def _stop_all() -> None:
-    for progress in list(_all):
-        progress.stop(EXIT_PATIENCE)
+    if is_forked():
+        return
+    running = list(_all)
+    for progress in running:
+        progress.stop()
+    deadline = time.monotonic() + EXIT_PATIENCE  # for all of them together
+    for progress in running:
+        progress.join(max(0.0, deadline - time.monotonic()))
 
 
-def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
+def progress_of(comm: MPI.Intracomm, call: str, timeout: float | None = None) -> Progress:
     """Return the queue of a communicator; the first call makes it.
 
     Parameters
@@ -272,13 +312,15 @@ def progress_of(comm: MPI.Intracomm, call: str) -> Progress:
         The communicator.
     call : str
         For messages: the call that the user made.
+    timeout : float, optional
+        Seconds to wait for the others in the first call.
 
     Raises
     ------
     RuntimeError
         In a forked child.
     """
-    return _attachment.of(comm, call)
+    return _attachment.of(comm, call, timeout)
 
 
 def settle_first_call(comm: MPI.Intracomm) -> None:
@@ -288,7 +330,7 @@ def settle_first_call(comm: MPI.Intracomm) -> None:
     """
     if comm != MPI.COMM_NULL and not MPI.Is_finalized():
         progress = _attachment.find(comm)
-        if progress is not None:
+        if progress is not None and progress.is_open:
             progress.settle_first_call()
 
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hpccoll._plans import Plan
 from hpccoll._requests import Persistent
 from hpccoll.calls import Call, Caller, call_of
-from hpccoll.channel import Channel
+from hpccoll.channel import Channel, is_forked, refuse_forked
 from hpccoll.engine import STAGE_BYTES
 from hpccoll.jobs import Deferred, Job
 from hpccoll.progress import Progress, Ticket, progress_of
@@ -35,7 +35,7 @@ class Request(MPI.Grequest):
     @classmethod
     def begin(cls, comm: Any, call: str, job: Job | Deferred) -> "Request":
         """Queue a job, and return the request for it."""
-        progress = progress_of(comm, call)
+        progress = progress_of(comm, call, comm.settings.timeout)
         tickets: list[Ticket] = []
 
         def query(status: MPI.Status) -> None:
@@ -108,6 +108,8 @@ class Request(MPI.Grequest):
             self._comm.note_call(self._ticket.plan)
         if not self._ticket.done:
             return  # interrupted: it goes on, and can be waited for again
+        if is_forked():
+            return  # MPI's request is the parent's
         self._ticket.told = True  # or will be, by who called this
         MPI.Request.Wait(self, status)
 
@@ -123,8 +125,15 @@ class PersistentRequest(Persistent):
 
     def __init__(self, comm: Any, call: str, job: Job | Deferred) -> None:
         self._comm, self._call = comm, call
-        progress = progress_of(comm, call)
-        super().__init__(progress.line, self._enqueue, progress.take_over, progress.complete)
+        progress = progress_of(comm, call, comm.settings.timeout)
+        # A function, and no method of this object: it would live until the garbage collector runs,
+        # with its buffers and the channel.
+        super().__init__(
+            progress.line,
+            lambda request: progress.enqueue(request.new_ticket()),
+            progress.take_over,
+            progress.complete,
+        )
         self._progress = progress
         # Behind what is queued: ranks may have to tell each other something.
         progress.complete(progress.enqueue(Ticket(Caller(call, comm), self._prepared(job))))
@@ -135,20 +144,28 @@ class PersistentRequest(Persistent):
         """Return what prepares a job."""
 
         def run(channel: Channel) -> Plan | None:
-            self._job = job = given.make(channel) if isinstance(given, Deferred) else given
-            if not job.is_plain:
-                return None
-            plan, source, target = job.prepare(channel)
-            self.bind(
-                plan, channel.turn, source, target, channel.after_failure,
-                job.count * job.dtype.itemsize <= SMALL_BYTES or not self._progress.threaded,
-            )  # fmt: skip
-            return plan
+            try:
+                self._job = job = given.make(channel) if isinstance(given, Deferred) else given
+                if not job.is_plain:
+                    return None
+                job.compare_first(channel)
+                return self._bind(channel)
+            except BaseException:
+                self._progress.line.closed = True
+                raise
 
         return run
 
-    def _enqueue(self, request: "PersistentRequest") -> Ticket:
-        return self._progress.enqueue(self.new_ticket())
+    def _bind(self, channel: Channel) -> Plan:
+        """Make a plan of this request's own. A local operation."""
+        job = self._job
+        plan, source, target = job.prepare(channel)
+        self.bind(
+            plan, channel.turn, channel.clock, channel.limit(job.settings), source, target,
+            channel.after_failure,
+            job.count * job.dtype.itemsize <= SMALL_BYTES or not self._progress.threaded,
+        )  # fmt: skip
+        return plan
 
     def new_ticket(self) -> Ticket:
         """Return a ticket for one run."""
@@ -160,8 +177,11 @@ class PersistentRequest(Persistent):
             return self._ran
         if self._progress.line.closed:
             with channel.turn:
-                channel.settle()
+                channel.settle(channel.limit(self._job.settings))
             self._progress.line.closed = False
+        if not self.bound.usable:  # its last run did not end
+            self.bound.free()
+            self._bind(channel)
         self.run_bound()
         return self.bound
 
@@ -211,6 +231,7 @@ class NonblockingCalls:
         with Caller(call, self):
             job = self._understood(name, call, arguments)  # type: ignore[attr-defined]
             if job is None or not _can_be_waited_for(job):
+                refuse_forked(call)
                 native: MPI.Request = getattr(MPI.Intracomm, call)(self, *arguments)
                 return native
             return Request.begin(self, call, job)
@@ -220,6 +241,7 @@ class NonblockingCalls:
         with Caller(call, self):
             job = self._understood(name, call, arguments)  # type: ignore[attr-defined]
             if job is None:
+                refuse_forked(call)
                 return getattr(MPI.Intracomm, call)(self, *arguments, info)
             return PersistentRequest(self, call, job)
 

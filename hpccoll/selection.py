@@ -7,11 +7,12 @@ them with the argument `algorithm`, or for a whole run with the environment vari
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpccoll.algorithms import ALGORITHMS, AUTO, REGISTRY, Algorithm, find
 from hpccoll.algorithms.flat import by_count
+from hpccoll.time_limits import check_timeout
 from hpccoll.topology import Topology
 
 VARIABLE = "HPCCOLL_ALGORITHM"
@@ -87,13 +88,28 @@ class Settings:
         A name of the registry, or "auto".
     segment_bytes : int or None
         Upper limit of one message in bytes; None for the engine's default.
+    timeout : float or None
+        Seconds that a rank waits for one thing; None for the default of the environment. It may
+        differ between ranks, and makes no other plan.
+    checked : bool or None
+        Whether ranks compare what they call before they do it; None for the default of the
+        environment.
     """
 
     algorithm: str = AUTO
     segment_bytes: int | None = None
+    timeout: float | None = field(default=None, compare=False)
+    checked: bool | None = None
 
     def check(self) -> None:
         """Raise TypeError or ValueError where a setting cannot be used."""
+        check_timeout("timeout", self.timeout)
+        if not (self.checked is None or isinstance(self.checked, bool)):
+            message = (
+                f"check is {self.checked!r} of type {type(self.checked).__name__}; wanted a bool "
+                "or None"
+            )
+            raise TypeError(message)
         if not isinstance(self.algorithm, str):
             message = (
                 f"algorithm is {self.algorithm!r} of type {type(self.algorithm).__name__}; "
@@ -134,19 +150,27 @@ def requested(settings: Settings, environment: str, collective: str = "allreduce
         except ValueError as error:
             message = f"environment variable {VARIABLE}: {error}"
             raise ValueError(message) from None
-    if name.partition(":")[0] not in REGISTRY[collective]:
-        return AUTO
-    return name
+    return name if _has(collective, name) else AUTO
 
 
 def check_name(name: str) -> None:
     """Raise ValueError where no collective has an algorithm of that name."""
     first = name.partition(":")[0]
-    for collective, entries in REGISTRY.items():
-        if first in entries:
-            find(name, collective)
-            return
-    find(name)
+    if any(_has(collective, name) for collective in REGISTRY):
+        return
+    find(name, next((each for each, known in REGISTRY.items() if first in known), "allreduce"))
+
+
+def _has(collective: str, name: str) -> bool:
+    """Whether a collective has an algorithm of that name, also of a flat one between nodes."""
+    first, colon, _ = name.partition(":")
+    if first not in REGISTRY[collective] or not colon:
+        return first in REGISTRY[collective]
+    try:
+        find(name, collective)
+    except ValueError:
+        return False
+    return True
 
 
 def from_environment() -> str:

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from hpccoll import buffers
 from hpccoll.buffers import Array
+from hpccoll.channel import Channel
 from hpccoll.chunks import chunks
 from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_output, check_root, gathered
 from hpccoll.ops import Operation, find_operation
@@ -134,7 +135,11 @@ def reduce_scatter(
     if recvcounts is not None:
         return make(check_counts("recvcounts", recvcounts, comm.size))
     mine = [out.size]
-    return Deferred(lambda channel: make(tuple(gathered(channel, call, mine)[:, 0].tolist())))
+
+    def agree(channel: Channel) -> Job:
+        return make(tuple(gathered(channel, call, comm.settings, mine)[:, 0].tolist()))
+
+    return Deferred(agree)
 
 
 def _scatter_in_place(
@@ -370,7 +375,7 @@ def _for_blocks(spec: Any, blocks: int) -> Any:
     if not isinstance(spec, (list, tuple)) or len(spec) < 2:
         return spec
     count = spec[1]
-    if isinstance(count, (list, tuple)) and count:
+    if isinstance(count, (list, tuple)) and count and isinstance(count[0], (int, np.integer)):
         return [spec[0], (count[0] * blocks, *count[1:]), *spec[2:]]
     if isinstance(count, (int, np.integer)):
         return [spec[0], count * blocks, *spec[2:]]

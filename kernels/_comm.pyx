@@ -7,6 +7,7 @@ For vectors of a few bytes on one node, a frame of Python would take as long as 
 cimport cython
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 from mpi4py import MPI
 
 from hpccoll._plans cimport Plan, PlanCache
@@ -24,11 +25,14 @@ cdef class Recent:
         By collective, and root of a rooted one, the plans made with its settings.
     last : Plan, Call or None
         What ran.
+    limit : int
+        Nanoseconds that a call may wait; 0 for any time.
     """
 
     cdef public dict plans
     cdef public object last
     cdef public int rank
+    cdef public int64_t limit
     cdef public PlanCache all_reduce
 
     def __init__(self, rank):
@@ -40,7 +44,7 @@ cdef class Recent:
         cdef PyObject *plans = PyDict_GetItem(self.plans, (collective, root))
         if plans == NULL:
             return False
-        plan = (<PlanCache> plans).repeat(sendbuf, recvbuf, op)
+        plan = (<PlanCache> plans).repeat(sendbuf, recvbuf, op, self.limit)
         if plan is None:
             return False
         self.last = plan
@@ -85,7 +89,7 @@ def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM):
     cdef Recent recent = self._recent
     cdef Plan plan
     if recent is not None and recent.all_reduce is not None:
-        plan = recent.all_reduce.repeat(sendbuf, recvbuf, op)
+        plan = recent.all_reduce.repeat(sendbuf, recvbuf, op, recent.limit)
         if plan is not None:
             recent.last = plan
             return

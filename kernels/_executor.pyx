@@ -13,24 +13,71 @@ address (`_kernels.reduce_address` and the like).
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
-from hpccoll._plans cimport Levels, Loops, Plan
+from hpccoll._plans cimport CallClock, Levels, Loops, Plan
+from hpccoll import transport as transports
+from hpccoll.errors import CollectiveTimeoutError
+from hpccoll.transport import Failure, Word
 
 cdef extern from *:
     """
+    #include <stdint.h>
     #include <time.h>
+
+    enum { SHORTEST_NAP = 5000, LOOKS_PER_GLANCE = 64 };
+
+    static int64_t clock_now(void)
+    {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+
     static void sleep_for(long nanoseconds)
     {
         nanosleep(&(struct timespec){0, nanoseconds}, NULL);
     }
+
+    typedef int test_function(void *request, int *flag, void *status);
+
+    /* Look at a transfer until it is complete, or for so many nanoseconds. */
+    static int look_at(test_function *test, void *request, void *status, long longest_nap,
+                       int64_t patience, int *complete)
+    {
+        long nap = SHORTEST_NAP;
+        int64_t start = 0;
+        for (int looks = 1;; looks++) {
+            const int error = test(request, complete, status);
+            if (error || *complete)
+                return error;
+            if (longest_nap) {
+                nap = nap < longest_nap ? nap : longest_nap;
+                sleep_for(nap);
+                nap *= 2;
+            } else if (looks % LOOKS_PER_GLANCE) {
+                continue;
+            }
+            const int64_t now = clock_now();
+            start = start ? start : now;
+            if (now - start >= patience)
+                return 0;
+        }
+    }
+
     static void count_one(void *at)
     {
         __atomic_fetch_add((unsigned long long *)at, 1, __ATOMIC_RELEASE);
     }
     """
+    enum:
+        SHORTEST_NAP
+    ctypedef int test_function(void *request, int *flag, void *status) noexcept nogil
+    int64_t clock_now() noexcept nogil
     void sleep_for(long nanoseconds) noexcept nogil
+    int look_at(test_function *test, void *request, void *status, long longest_nap,
+                int64_t patience, int *complete) noexcept nogil
     void count_one(void *at) noexcept nogil
 
 cdef extern from "Python.h":
@@ -69,8 +116,12 @@ OPCODES = {
 cdef enum:
     UNLOCK_BYTES = 16384
 
+# In place of a number of bytes: more than there was room for.
 cdef enum:
-    SHORTEST_NAP = 5000  # nanoseconds
+    TRUNCATED = -1
+
+# A waiting rank looks so often for signals, words of other ranks, and the time.
+cdef int64_t ATTEND_EVERY = 50000000  # nanoseconds
 
 cdef struct Instruction:
     int opcode
@@ -82,12 +133,16 @@ cdef struct Instruction:
 
 cdef struct Message:
     PyObject *start    # bound methods, owned by the lists of the plan
-    PyObject *wait
     PyObject *test
+    void *handle       # for the transport's test function
     Py_ssize_t nbytes
     int peer
     int tag
+    int step
     bint active        # started, and not yet waited for
+    bint arrived       # seen to be complete before it was waited for
+    Py_ssize_t came_nbytes
+    int came_tag
 
 
 cdef inline void copy_bytes(char *to, const char *source, size_t nbytes) noexcept:
@@ -143,7 +198,8 @@ cdef class MessagePlan(Plan):
     instructions : sequence of tuple
         ``(opcode, index, out, left, right, count)``, with addresses in place of places.
     sends, receives : sequence of tuple
-        ``(request, nbytes, peer, tag)``; a request has the methods of `hpccoll.transport.Request`.
+        ``(request, nbytes, peer, tag, step)``; a request has the methods of
+        `hpccoll.transport.Request`.
     loops : Loops
     itemsize, partial_itemsize : int
         Bytes per element of the caller's type and of partial values.
@@ -155,7 +211,7 @@ cdef class MessagePlan(Plan):
     stage_out, out_nbytes : int
         Address from which so many bytes are copied to the caller after; 0 likewise.
     status : object
-        Handed to ``Wait`` and ``Test``; tells how much came, and with which tag.
+        Handed to ``Test``; tells how much came, and with which tag.
     transport : Transport
         Of the requests; says how to wait, and ends calls that failed.
     keep : object
@@ -184,8 +240,11 @@ cdef class MessagePlan(Plan):
     cdef object get_tag
     cdef object byte
     cdef object transport
+    cdef CallClock clock
+    cdef test_function *test
+    cdef void *status_handle
     cdef long nap          # nanoseconds
-    cdef int told_by
+    cdef set told_by       # ranks whose words have been received
     cdef object requests
     cdef object methods
     cdef object keep
@@ -203,8 +262,11 @@ cdef class MessagePlan(Plan):
         self.in_nbytes = in_nbytes
         self.out_nbytes = out_nbytes
         self.transport = transport
+        self.clock = transport.clock
+        self.test = <test_function *> <uintptr_t> transport.test_function
         self.nap = transport.nap
         self.status = status
+        self.status_handle = <void *> <uintptr_t> transport.handle(status)
         self.get_count = status.Get_count
         self.get_tag = status.Get_tag
         self.byte = transport.byte
@@ -244,11 +306,13 @@ cdef class MessagePlan(Plan):
         cdef Message *messages = <Message *> PyMem_Malloc((len(entries) + 1) * sizeof(Message))
         if messages == NULL:
             raise MemoryError
-        for k, (request, nbytes, peer, tag) in enumerate(entries):
-            start, wait, test = request.Start, request.Wait, request.Test if self.nap else None
-            self.methods += [start, wait, test]
+        for k, (request, nbytes, peer, tag, step) in enumerate(entries):
+            start, test = request.Start, request.Test
+            self.methods += [start, test]
             messages[k] = Message(
-                <PyObject *> start, <PyObject *> wait, <PyObject *> test, nbytes, peer, tag, False
+                <PyObject *> start, <PyObject *> test,
+                <void *> <uintptr_t> self.transport.handle(request), nbytes, peer, tag, step,
+                False, False, 0, 0,
             )
         return messages
 
@@ -275,7 +339,8 @@ cdef class MessagePlan(Plan):
         if self.stage_in != NULL and self.stage_in != source:
             copy_bytes(self.stage_in, source, self.in_nbytes)
         self.usable = False
-        self.told_by = -1
+        self.told_by = set()
+        self.clock.begin()
         if self.begun != NULL:
             count_one(self.begun)
         try:
@@ -286,9 +351,8 @@ cdef class MessagePlan(Plan):
                 self.levels.end()
         except BaseException as error:
             if self.levels is not None:
-                # A ValueError says that ranks disagree, and all of them hear of that.
-                self.levels.leave(not isinstance(error, ValueError))
-            self.give_up()
+                self.levels.leave(error)
+            self.give_up(error)
             raise
         self.usable = True
         if self.stage_out != NULL:
@@ -334,53 +398,164 @@ cdef class MessagePlan(Plan):
 
     cdef int complete(self, Message *message) except -1:
         """Wait for a message that was started; `status` tells what came."""
+        cdef int64_t since = 0
+        while not self.is_complete(message):
+            if since == 0:
+                since = clock_now() - self.longest_look()
+            self.attend(message, clock_now() - since)
+        return 0
+
+    cdef int64_t longest_look(self) noexcept:
+        cdef int64_t limit = self.clock.limit
+        return limit if 0 < limit < ATTEND_EVERY else ATTEND_EVERY
+
+    cdef bint is_complete(self, Message *message) except -1:
+        """Look at a message for a while; tell whether it is complete."""
+        cdef int error, flag = 0
+        cdef int64_t patience = self.longest_look()
+        cdef int64_t start
         cdef long nap = SHORTEST_NAP
-        if self.nap == 0:
-            PyObject_CallOneArg(message.wait, <PyObject *> self.status)
-            return 0
+        if self.test != NULL:
+            with nogil:
+                error = look_at(self.test, message.handle, self.status_handle, self.nap, patience,
+                                &flag)
+            if error:
+                raise self.transport.error(error)
+            return flag
+        start = clock_now()
         while not PyObject_CallOneArg(message.test, <PyObject *> self.status):
-            PyErr_CheckSignals()
+            if clock_now() - start >= patience:
+                return False
             with nogil:
                 sleep_for(nap)
             nap = min(2 * nap, self.nap)
+        return True
+
+    cdef int attend(self, Message *message, int64_t waited) except -1:
+        """Do what is to be done while a message does not come; raise what ends the call."""
+        cdef CallClock clock = self.clock
+        PyErr_CheckSignals()
+        word = self.transport.word() or self.word_received(message)
+        if word is not None:
+            self.info.given_up(word, message.nbytes, message.tag, clock.number)
+        if 0 < clock.limit <= waited:
+            self.info.lose(clock.number, self.describe_wait(message, waited))
+        if 0 < clock.warning <= waited and not clock.warned:
+            clock.warned = True
+            self.info.warn(clock.number, self.describe_wait(message, waited))
         return 0
+
+    cdef object word_received(self, Message *awaited):
+        """Return the word that a receive has taken which is to be waited for later, or None.
+
+        The transport does not see it there; who is waited for now may be the one that is lost.
+        """
+        cdef Message *message
+        cdef Py_ssize_t k
+        for k in range(self.receive_count):
+            message = &self.receives[k]
+            if not message.active or message.arrived or message == awaited:
+                continue
+            try:
+                if not PyObject_CallOneArg(message.test, <PyObject *> self.status):
+                    continue
+                self.note_arrival(message, False)
+            except Exception as error:
+                if not self.transport.is_truncation(error):
+                    raise
+                self.note_arrival(message, True)
+            failure = self.transport.told(message.came_tag)
+            if failure is not None:
+                self.told_by.add(message.peer)
+                return Word(message.peer, failure)
+        return None
+
+    cdef int note_arrival(self, Message *message, bint truncated) except -1:
+        """Note what came, as `status` tells."""
+        message.arrived = True
+        message.came_nbytes = TRUNCATED
+        message.came_tag = message.tag
+        if not truncated:
+            message.came_nbytes = PyObject_CallOneArg(
+                <PyObject *> self.get_count, <PyObject *> self.byte
+            )
+            message.came_tag = PyObject_CallNoArgs(<PyObject *> self.get_tag)
+        return 0
+
+    cdef object describe_wait(self, Message *message, int64_t waited):
+        is_receive = self.receives <= message < self.receives + self.receive_count
+        what = "for a message from" if is_receive else "until a message was taken by"
+        return (
+            f"waited {waited / 1e9:.3g} s {what} rank {message.peer} in step {message.step + 1} of "
+            f"{self.info.steps}"
+        )
 
     cdef int wait_receive(self, Message *message) except -1:
         cdef Py_ssize_t nbytes
-        cdef int tag
-        try:
-            self.complete(message)
-        except Exception as error:
-            if not self.transport.is_truncation(error):
-                raise
-            message.active = False
-            self.info.mismatch(message.peer, message.nbytes, message.tag, None, message.tag)
-        message.active = False
-        nbytes = PyObject_CallOneArg(<PyObject *> self.get_count, <PyObject *> self.byte)
-        tag = PyObject_CallNoArgs(<PyObject *> self.get_tag)
-        if nbytes != message.nbytes or tag != message.tag:
-            if self.transport.told(tag):
-                self.told_by = message.peer
-            self.info.mismatch(message.peer, message.nbytes, message.tag, nbytes, tag)
+        if not message.arrived:
+            try:
+                self.complete(message)
+                self.note_arrival(message, False)
+            except Exception as error:
+                if not self.transport.is_truncation(error):
+                    raise
+                self.note_arrival(message, True)
+        message.active = message.arrived = False
+        nbytes = message.came_nbytes
+        if nbytes != message.nbytes or message.came_tag != message.tag:
+            failure = self.transport.told(message.came_tag)
+            if failure is not None:
+                self.told_by.add(message.peer)
+                word = Word(message.peer, failure)
+                self.info.given_up(word, message.nbytes, message.tag, self.clock.number)
+            self.info.mismatch(
+                message.peer, message.nbytes, message.tag,
+                None if nbytes == TRUNCATED else nbytes, message.came_tag,
+            )
         self.bytes_received += nbytes
         self.messages_received += 1
         return 0
 
-    cdef int give_up(self) except -1:
+    cdef bint sends_end(self, int64_t patience) except -1:
+        """Tell whether all sends are complete, or will be in so many nanoseconds.
+
+        The others have taken in what came. A message that was lost on the way never ends.
+        """
+        cdef int64_t start = clock_now()
+        cdef Py_ssize_t k
+        for k in range(self.send_count):
+            while not self.is_complete(&self.sends[k]):
+                if clock_now() - start >= patience:
+                    return False
+        return True
+
+    cdef int give_up(self, error) except -1:
         """Bring a call that failed to its end, so that no rank waits for ever.
 
         The plan can run again if all other ranks have given up, too, so that nothing is under way.
         """
         cdef Py_ssize_t k
+        failure = Failure.DISAGREES if self.levels is None else Failure.DISAGREES_ON_NODE
+        if isinstance(error, (TimeoutError, RuntimeError)):  # MPI's errors are of the second kind
+            failure = Failure.LOST
         active = [
             self.requests[self.send_count + k]
             for k in range(self.receive_count)
-            if self.receives[k].active
+            if self.receives[k].active and not self.receives[k].arrived
         ]
-        if self.transport.give_up(active, self.told_by, self.levels is not None):
-            for k in range(self.send_count):
-                PyObject_CallNoArgs(self.sends[k].wait)
+        patience = transports.PATIENCE
+        if failure is Failure.LOST:
+            patience = transports.LOST_PATIENCE
+        elif isinstance(error, KeyboardInterrupt):
+            patience = transports.SHORT_PATIENCE
+        if failure is Failure.LOST:
+            self.clock.broken = f"call {self.clock.number} on this communicator was given up"
+        silent = self.transport.give_up(active, self.told_by, failure, patience)
+        if failure is Failure.LOST:
+            if isinstance(error, CollectiveTimeoutError):
+                self.info.complete(error, silent)
+        elif not silent and self.sends_end(<int64_t> (patience * 1e9)):
             for k in range(self.receive_count):
-                self.receives[k].active = False
+                self.receives[k].active = self.receives[k].arrived = False
             self.usable = True
         return 0

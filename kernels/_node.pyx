@@ -7,9 +7,11 @@ in node_reduce.h and node_move.h; what the slots hold, in node_slots.h.
 
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from hpccoll._plans cimport Levels, Loops, Plan
+from hpccoll._plans cimport CallClock, Levels, Loops, Plan
+from hpccoll.errors import CollectiveTimeoutError, join_ranks
+from hpccoll.transport import Failure
 from node_levels cimport (
     APART,
     COLLECTIVE_COUNT,
@@ -22,17 +24,20 @@ from node_levels cimport (
     GIVEN_UP,
     INTERRUPTED,
     LEFT,
+    LOST,
     MEMORY_BYTES,
     SLOT_HEAD_BYTES,
     STAGING_BYTES,
     STAYS,
     TIME_IS_UP,
+    UNREADABLE,
     announce,
     collective as c_collective,
     collective_names,
     crossing_time,
     current,
     design_names,
+    hear_out,
     levels as c_levels,
     levels_begin,
     levels_end,
@@ -58,11 +63,11 @@ COLLECTIVES = tuple([collective_names[i].decode() for i in range(COLLECTIVE_COUN
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 CHUNKED = ("reduce_scatter", "allgather", "gather", "scatter")
 
-# The same number as hpccoll.transport.FAILED; a unit test compares the two.
+# The same number as hpccoll.engine.GIVEN_UP; a unit test compares the two.
 cdef enum:
-    FAILED = 1
+    NO_DATA = -1
 
-FAILED_TAG = FAILED
+GIVEN_UP_TAG = NO_DATA
 
 # What the address of a slot is a multiple of.
 ALIGNMENT = APART
@@ -86,6 +91,12 @@ def can_read(int process, uintptr_t there, uintptr_t here, size_t nbytes):
         How much to compare, at most 64.
     """
     return reads_like(process, <void *> there, <void *> here, nbytes) != 0
+
+
+def describe_wait(ranks, waited):
+    """Return text about a wait of so many nanoseconds."""
+    whom = join_ranks(ranks) if ranks else "others"
+    return f"waited {waited / 1e9:.3g} s for {whom} in the memory of the node"
 
 
 @cython.final
@@ -114,7 +125,10 @@ cdef class Node:
         How to wait: looks, then nanoseconds.
     watch : callable
         Called while waiting long, with the ranks that have not begun the call that this one has
-        begun. Returns one that makes another call, or None; what it raises ends the call.
+        begun. Returns `hpccoll.transport.Word` of one that makes another call or has given up, or
+        None; what it raises ends the call.
+    clock : CallClock, optional
+        Of the channel.
 
     Attributes
     ----------
@@ -128,12 +142,16 @@ cdef class Node:
     cdef object watch
     cdef object error
     cdef object elsewhere
+    cdef object info     # of the plan that runs
+    cdef CallClock clock
+    cdef int64_t waited  # nanoseconds, when the call was last attended to
     cdef readonly tuple members
     cdef readonly bint broken
 
     def __cinit__(self, rank, slots, *, size_t buffer_bytes, arenas, size_t arena_bytes, processes,
-                  members, limits, long spins, long yield_time, watch):
+                  members, limits, long spins, long yield_time, watch, CallClock clock=None):
         cdef int size = len(slots)
+        self.clock = CallClock() if clock is None else clock
         self.watch = watch
         self.members = tuple(members)
         self.state.rank = rank
@@ -264,34 +282,80 @@ cdef class Node:
             if current(&self.state.slots[k].headers[call % 2].call) < call
         ]
 
-    cdef int attended(self) noexcept:
+    cdef int attended(self, int64_t waited) noexcept:
+        self.waited = waited
         try:
             PyErr_CheckSignals()
             late = self.late()
-            self.elsewhere = self.watch(late)
-            if self.elsewhere is None:
-                self.elsewhere = self.sender_among(late)
+            word = self.watch(late)
+            if word is not None and word.failure is Failure.LOST:
+                return TIME_IS_UP
+            self.elsewhere = self.sender_among(late) if word is None else word.rank
+            if self.elsewhere is not None and self.late() != late:
+                # Who has come meanwhile may have left again: the news was of its next call. If it
+                # was not, it is there at the next look.
+                self.elsewhere = None
+            if 0 < self.clock.warning <= waited and not self.clock.warned:
+                self.clock.warned = True
+                self.info.warn(self.clock.number, describe_wait(late, waited))
         except BaseException as error:
             self.error = error
             return INTERRUPTED
         return 0 if self.elsewhere is None else ELSEWHERE
 
-    cdef int check(self, info) except -1:
+    cdef int begin(self, info) except -1:
         if self.broken:
             info.fail("an earlier call was left before its end, here or on another rank")
+        self.info = info
+        self.waited = 0
+        self.state.waiting.time_limit = self.clock.limit
         return 0
 
-    cdef int leave(self, bint for_good) noexcept:
-        """Leave a call before its end, and tell so.
+    cdef int leave(self, int how) noexcept:
+        """Leave a call before its end, and tell so: LEFT, LOST or DISAGREES.
 
-        If not `for_good`, all ranks of the communicator do, and will catch up.
+        If they disagree, all ranks of the communicator do, and will catch up.
         """
-        self.broken = for_good
-        announce(&self.state.slots[self.state.rank].given_up, LEFT if for_good else DISAGREES)
+        self.broken = how != DISAGREES
+        announce(&self.state.slots[self.state.rank].given_up, how)
         return 0
 
-    cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind) except -1:
-        """Raise the error of a call that did not come to its end."""
+    cdef int give_up(self, int outcome, info, str what, list whom, bint hear) except -1:
+        """Raise the error of a call to which ranks did not come, or in which they were lost.
+
+        Parameters
+        ----------
+        outcome : int
+            UNREADABLE, TIME_IS_UP or GIVEN_UP.
+        info : object
+            Of the plan.
+        what : str
+            What happened.
+        whom : list of int
+            Who was waited for.
+        hear : bool
+            Find out here who gives no sign; else it will be found out by messages.
+        """
+        cdef int k
+        late = self.late()
+        self.leave(LOST)
+        with nogil:
+            if hear:
+                hear_out(&self.state)
+            linger(&self.state)
+        silent = [
+            self.members[k]
+            for k in range(self.state.size)
+            if current(&self.state.slots[k].given_up) == STAYS
+        ]
+        self.clock.broken = f"call {self.clock.number} on this communicator was given up"
+        missing = late or silent or whom
+        if outcome == UNREADABLE and not missing:  # all are there, but it is not allowed
+            info.fail(what)
+        info.lose(self.clock.number, what, missing)
+
+    cdef int fail(self, int outcome, info, Py_ssize_t nbytes, int kind, bint flat) except -1:
+        """Raise the error of a call that did not come to its end; `flat`: within the node."""
         cdef int peer = self.state.culprit
         cdef slot *theirs = self.state.slots[peer]
         member = self.members[peer]
@@ -303,8 +367,18 @@ cdef class Node:
         if outcome == ELSEWHERE:
             info.elsewhere(self.elsewhere)
         if outcome == GIVEN_UP and current(&theirs.given_up) == DISAGREES:
-            info.mismatch(member, nbytes, kind, 0, FAILED_TAG)
-        self.leave(True)
+            info.mismatch(member, nbytes, kind, 0, NO_DATA)
+        if outcome == UNREADABLE:  # of a process that has ended, for example
+            what = "the memory of another rank could not be read"
+            self.give_up(outcome, info, what, [], flat)
+        if outcome == TIME_IS_UP:
+            whom = self.late() or [member]
+            waited = max(self.waited, self.clock.limit)
+            self.give_up(outcome, info, describe_wait(whom, waited), whom, flat)
+        if outcome == GIVEN_UP and current(&theirs.given_up) == LOST:
+            what = f"rank {member} has given up the call for good"
+            self.give_up(outcome, info, what, [], flat)
+        self.leave(LEFT)
         with nogil:
             linger(&self.state)
         if outcome == INTERRUPTED:
@@ -312,12 +386,9 @@ cdef class Node:
             raise error
         if outcome == GIVEN_UP:
             info.fail(f"rank {member} has left a call before its end")
-        if outcome == TIME_IS_UP:
-            info.fail(f"rank {member} did not come in time")
-        info.fail("the memory of another rank could not be read")
 
 
-cdef int attend(void *context) noexcept nogil:
+cdef int attend(void *context, int64_t waited) noexcept nogil:
     cdef c_node *state = &(<Node> context).state
     cdef int k
     for k in range(state.size):
@@ -325,7 +396,7 @@ cdef int attend(void *context) noexcept nogil:
             state.culprit = k
             return GIVEN_UP
     with gil:
-        return (<Node> context).attended()
+        return (<Node> context).attended(waited)
 
 
 cdef c_loops c_loops_of(Loops loops, size_t itemsize, size_t partial_itemsize) noexcept:
@@ -370,6 +441,9 @@ cdef class NodePlan(Plan):
     ----------
     disagrees : bool
         The last run ended because other ranks make another call. They have not been told yet.
+    differs : bool
+        The last run ended before data moved, since ranks passed different arguments. All have seen
+        that.
     """
 
     cdef Node node
@@ -379,6 +453,7 @@ cdef class NodePlan(Plan):
     cdef int kind
     cdef readonly size_t nbytes
     cdef readonly bint disagrees
+    cdef readonly bint differs
     cdef int design_number
 
     def __cinit__(self, Node node, Loops loops, *, itemsize, partial_itemsize, kind, count, info,
@@ -401,7 +476,7 @@ cdef class NodePlan(Plan):
         self.kind = kind
         self.nbytes = count * itemsize
         self.info = info
-        self.usable = True
+        self.usable = self.compares = True
 
     def __dealloc__(self):
         PyMem_Free(<void *> self.collective.starts)
@@ -419,8 +494,9 @@ cdef class NodePlan(Plan):
     cdef int execute(self, char *source, char *target) except -1:
         cdef int outcome
         cdef Node node = self.node
-        self.disagrees = False
-        node.check(self.info)
+        self.disagrees = self.differs = False
+        node.begin(self.info)
+        node.clock.begin()
         self.in_place = source == target + self.own_offset
         if target == NULL:
             target = source  # the root of a broadcast has what it wants
@@ -430,13 +506,14 @@ cdef class NodePlan(Plan):
             )
         self.design_number = node.state.design
         if outcome != DONE:
+            self.differs = outcome == DIFFERENT and not node.state.mixed
             self.disagrees = (
                 outcome == ELSEWHERE
                 or outcome == DIFFERENT and node.state.mixed
                 or outcome == GIVEN_UP
                 and current(&node.state.slots[node.state.culprit].given_up) == DISAGREES
             )
-            node.fail(outcome, self.info, self.nbytes, self.kind)
+            node.fail(outcome, self.info, self.nbytes, self.kind, True)
         return 0
 
 
@@ -502,7 +579,7 @@ cdef class NodeLevels(Levels):
 
     cdef int begin(self, char *source, char *target) except -1:
         cdef int outcome
-        self.node.check(self.info)
+        self.node.begin(self.info)
         with nogil:
             outcome = levels_begin(&self.state, self.kind, source, target)
         return self.checked(outcome)
@@ -527,9 +604,12 @@ cdef class NodeLevels(Levels):
 
     cdef int checked(self, int outcome) except -1:
         if outcome != DONE:
-            self.node.fail(outcome, self.info, self.nbytes, self.kind)
+            self.node.fail(outcome, self.info, self.nbytes, self.kind, False)
         return 0
 
-    cdef int leave(self, bint for_good) except -1:
-        self.node.leave(for_good)
+    cdef int leave(self, error) except -1:
+        if isinstance(error, ValueError):  # ranks disagree, and all of them hear of that
+            self.node.leave(DISAGREES)
+        else:
+            self.node.leave(LOST if isinstance(error, CollectiveTimeoutError) else LEFT)
         return 0

@@ -58,6 +58,33 @@ cdef class Loops:
         return self.reduce != NULL and (self.divisor == 0 or self.divide != NULL)
 
 
+@cython.final
+cdef class CallClock:
+    """Counts the calls of one channel, and says how long a rank waits in them.
+
+    Attributes
+    ----------
+    number : int
+        Of the call that runs, or ran last, from 1: equal on all ranks where they make the same
+        calls.
+    limit : int
+        Nanoseconds that the call may wait for one thing; 0 for any time.
+    warning : int
+        Nanoseconds of a wait after which there is a warning; 0 for never.
+    warned : bool
+        Whether the call has warned.
+    broken : str
+        Why no call can be made any more; empty while they can.
+    """
+
+    def __cinit__(self):
+        self.broken = ""
+
+    cdef void begin(self) noexcept:
+        self.number += 1
+        self.warned = False
+
+
 cdef class Plan:
     """One collective on vectors of one size, type and operation; a base class.
 
@@ -69,6 +96,8 @@ cdef class Plan:
         Whether it can run.
     in_place : bool
         Whether input and output of the last run were the same memory.
+    compares : bool
+        Whether ranks compare what they call in it, before data moves.
     own_offset : int
         Bytes in the output before what this rank brings, where that stands there (all-gather).
     bytes_sent, bytes_received, bytes_reduced, messages_sent, messages_received : int
@@ -106,8 +135,8 @@ cdef class Levels:
         """Collect what is finished, until all is."""
         raise NotImplementedError
 
-    cdef int leave(self, bint for_good) except -1:
-        """Leave a call before its end, and tell peers whether all ranks can go on later."""
+    cdef int leave(self, error) except -1:
+        """Leave a call before its end, by this exception, and tell peers so."""
         raise NotImplementedError
 
 
@@ -171,7 +200,9 @@ cdef class PlanCache:
     turn : Turn
         Held while a plan runs.
     on_failure : callable
-        Called with the plan, and with the lock held, when a plan raised an exception.
+        Called with the plan and its exception, and with the lock held, when a plan raised one.
+    clock : CallClock
+        Of all plans.
     part_in_place : bool
         Whether what stands in place is a part of the output (all-gather), not all of it.
 
@@ -179,18 +210,22 @@ cdef class PlanCache:
     ----------
     closed : bool
         While it is set, `repeat` runs nothing.
+    checked : bool
+        While it is set, `repeat` runs only plans in which ranks compare what they call.
     """
 
-    def __init__(self, operations, in_place, Turn turn, on_failure, bint part_in_place=False):
+    def __init__(self, operations, in_place, Turn turn, on_failure, CallClock clock, *,
+                 bint part_in_place=False):
         self.plans = [None] * PLANS
         self.operations = tuple(operations)
         self.last_object = NULL
         self.in_place = in_place
         self.turn = turn
         self.on_failure = on_failure
+        self.clock = clock
         self.part_in_place = part_in_place
         self.closed = False
-        self.clock = 0
+        self.uses = 0
         for k in range(PLANS):
             self.entries[k].op = NULL
             self.entries[k].used = 0
@@ -217,18 +252,19 @@ cdef class PlanCache:
                     and entry.in_nbytes == in_nbytes and entry.type_number == type_number
                     and (entry.target == target or entry.target == 0)
                     and (entry.source == source or entry.source == 0)):
-                self.clock += 1
-                entry.used = self.clock
+                self.uses += 1
+                entry.used = self.uses
                 self.last = k
                 return k
         return -1
 
-    cpdef Plan repeat(self, sendbuf, recvbuf, op):
+    cpdef Plan repeat(self, sendbuf, recvbuf, op, int64_t limit=0):
         """Run the plan of an earlier, equal call and return it; None where there is none.
 
         Equal means: the same op object, C-contiguous NumPy arrays of the same type and size,
         at the same addresses unless the plan copies its data anyway. In place is the `in_place` of
-        the table, or None, as `sendbuf`; None as `recvbuf` is for ranks that want nothing.
+        the table, or None, as `sendbuf`; None as `recvbuf` is for ranks that want nothing. It may
+        wait for `limit` nanoseconds; 0: for any time.
         """
         cdef PyObject *name
         cdef uintptr_t source = 0, target = 0
@@ -269,14 +305,15 @@ cdef class PlanCache:
             if k < 0 or self.closed:
                 return None
             plan = self.plans[k]
-            if not plan.usable:
+            if not plan.usable or self.checked and not plan.compares:
                 return None
             if in_place:
                 source += plan.own_offset
+            self.clock.limit = limit
             try:
                 plan.execute(<char *> source, <char *> target)
-            except BaseException:
-                self.on_failure(plan)
+            except BaseException as error:
+                self.on_failure(plan, error)
                 raise
         finally:
             self.turn.leave()
@@ -312,9 +349,9 @@ cdef class PlanCache:
                 if self.entries[k].used < self.entries[oldest].used:
                     oldest = k
         old = self.plans[oldest]
-        self.clock += 1
+        self.uses += 1
         self.entries[oldest] = Entry(
-            source, target, in_nbytes, out_nbytes, type_number, <PyObject *> name, self.clock
+            source, target, in_nbytes, out_nbytes, type_number, <PyObject *> name, self.uses
         )
         self.plans[oldest] = plan
         if old is not None:

@@ -6,9 +6,9 @@ it stands in the `Line` of its communicator; all others stand in the queue of `h
 """
 
 cimport cython
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 
-from hpccoll._plans cimport Plan, Turn
+from hpccoll._plans cimport CallClock, Plan, Turn
 
 
 @cython.final
@@ -77,6 +77,8 @@ cdef class Persistent:
     cdef object ticket
     cdef Plan plan
     cdef Turn turn
+    cdef CallClock clock
+    cdef int64_t limit
     cdef uintptr_t source
     cdef uintptr_t target
     cdef object on_failure
@@ -91,8 +93,8 @@ cdef class Persistent:
         self.take_over = take_over
         self.complete = complete
 
-    cpdef bind(self, Plan plan, Turn turn, uintptr_t source, uintptr_t target, on_failure,
-               bint small):
+    cpdef bind(self, Plan plan, Turn turn, CallClock clock, int64_t limit, uintptr_t source,
+               uintptr_t target, on_failure, bint small):
         """Run a plan that is this request's own, on memory that stays where it is.
 
         Parameters
@@ -101,15 +103,21 @@ cdef class Persistent:
             What runs.
         turn : Turn
             Held while it does.
+        clock : CallClock
+            Of the channel.
+        limit : int
+            Nanoseconds that it may wait; 0 for any time.
         source, target : int
             What it runs on.
         on_failure : callable
-            Called with the plan when it raised an exception.
+            Called with the plan and its exception when it raised one.
         small : bool
             Whether it runs in `Wait`, unless others are to run before.
         """
         self.plan = plan
         self.turn = turn
+        self.clock = clock
+        self.limit = limit
         self.source = source
         self.target = target
         self.on_failure = on_failure
@@ -123,12 +131,13 @@ cdef class Persistent:
     cpdef run_bound(self):
         """Run the plan, in this thread."""
         self.turn.take()
+        self.clock.limit = self.limit
         try:
             self.plan.execute(<char *> self.source, <char *> self.target)
             self.has_run = True
-        except BaseException:
+        except BaseException as error:
             self.line.closed = True
-            self.on_failure(self.plan)
+            self.on_failure(self.plan, error)
             raise
         finally:
             self.turn.leave()
@@ -152,12 +161,12 @@ cdef class Persistent:
         self.refuse("Start")
         if self.line.ended:
             raise RuntimeError(self.sentence("Start", "is of a communicator that was freed"))
-        self.active = True
         if (self.small and self.line.queued == 0 and self.line.held is None
-                and not self.line.closed):
+                and not self.line.closed and self.plan.usable):
             self.line.held = self
         else:
             self.ticket = self.queue(self)
+        self.active = True
 
     def Wait(self, status=None):
         """Return True when the call is complete; at once where none was started.

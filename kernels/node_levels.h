@@ -69,6 +69,7 @@ static int levels_begin(struct levels *levels, uint32_t kind, const char *source
     struct header *mine = describe_call(node, COLLECTIVE_allreduce, EVERYONE,
                                         levels->count * levels->loops.itemsize, kind);
     const char *arena = node->arenas[node->rank];
+    node->design = DESIGN_shared; /* for `linger`: peers store to a leader's memory */
     levels->source = source;
     levels->target = target;
     levels->collected = 0;
@@ -99,6 +100,10 @@ static int levels_reduce(struct levels *levels, int piece)
     if (piece + 1 < levels->pieces)
         copy_piece_in(levels, piece + 1);
     int outcome = wait_for_all(node, MEMBER(copied), levels->segments_before + turn);
+    if (outcome)
+        return outcome;
+    /* A leader may take its memory back when it has left. */
+    outcome = somebody_left(node);
     if (outcome)
         return outcome;
     const int leader = levels->leader_ranks[slice];

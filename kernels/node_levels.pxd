@@ -9,7 +9,7 @@ cdef extern from "node_levels.h" nogil:
         long spins
         int64_t yield_time
         int64_t time_limit
-        int (*attend)(void *context) noexcept nogil
+        int (*attend)(void *context, int64_t waited) noexcept nogil
         void *context
     struct loops:
         void (*reduce)(void *out, const void *left, const void *right, size_t n) noexcept nogil
@@ -70,10 +70,12 @@ cdef extern from "node_levels.h" nogil:
         STAYS
         LEFT
         DISAGREES
+        LOST
         DESIGN_COUNT
     const char *const *design_names
     int64_t crossing_time(node *node)
     void linger(node *node)
+    void hear_out(const node *node)
     int reads_like(int process, const void *there, const void *here, size_t nbytes)
     void announce(counter *flag, uint64_t value)
     uint64_t current(const counter *flag)

@@ -17,7 +17,7 @@
 
 enum {
     /* Bits of a kind above these are those of a hierarchical call; 0 of any other. */
-    LEVELS_SHIFT = 16,
+    LEVELS_SHIFT = 20,
     LINE = 64,
     INLINE_BYTES = 40,
     /* Counters are apart by two lines, since processors fetch lines in pairs. */
@@ -59,13 +59,14 @@ struct slot {
     alignas(APART) counter finished; /* calls in which it has read all that it needs */
     alignas(APART) counter touched;  /* rounds of `crossing_time` */
     alignas(APART) counter by_messages; /* flat calls that it has begun */
-    alignas(APART) counter given_up; /* STAYS, LEFT or DISAGREES */
+    alignas(APART) counter given_up; /* STAYS, LEFT, DISAGREES or LOST */
     alignas(APART) char buffers[];   /* in, in, out, out: buffer_bytes each */
 };
 
 /* Whether a rank has left a call before its end: not; for good, so that nothing more can be done here;
- * or as all ranks of the communicator do, since they disagree on what to do. */
-enum { STAYS = 0, LEFT = 1, DISAGREES = 2 };
+ * as all ranks of the communicator do, since they disagree on what to do; or for good, since others did
+ * not come in time. */
+enum { STAYS = 0, LEFT = 1, DISAGREES = 2, LOST = 3 };
 
 struct node {
     int rank, size;
@@ -166,9 +167,10 @@ static int wait_for_all(struct node *node, size_t offset, uint64_t value)
     return DONE;
 }
 
-static int wait_on(void *context)
+static int wait_on(void *context, int64_t waited)
 {
     (void)context;
+    (void)waited;
     return 0;
 }
 
@@ -177,7 +179,7 @@ static int wait_on(void *context)
 static int64_t crossing_time(struct node *node)
 {
     enum { BATCHES = 5, ROUNDS = 40 };
-    int (*const attend)(void *) = node->waiting.attend;
+    int (*const attend)(void *, int64_t) = node->waiting.attend;
     int64_t best = INT64_MAX;
     uint64_t round = current(&own_slot(node)->touched);
     node->waiting.attend = wait_on;
@@ -197,19 +199,47 @@ static int64_t crossing_time(struct node *node)
 /* Whether another rank has left the call for good. */
 static int somebody_left(struct node *node)
 {
-    for (int k = 0; k < node->size; k++)
-        if (current(&node->slots[k]->given_up) == LEFT) {
+    for (int k = 0; k < node->size; k++) {
+        const uint64_t given_up = current(&node->slots[k]->given_up);
+        if (given_up == LEFT || given_up == LOST) {
             node->culprit = k;
             return GIVEN_UP;
         }
+    }
     return DONE;
+}
+
+/* Nanoseconds for which a rank that leaves waits for others to notice. */
+#define FAREWELL ((int64_t)500000000)
+
+/* Give those who wait for this rank time to say that they have given up, too: who does not, is not in
+ * the call. */
+static void hear_out(const struct node *node)
+{
+    const int64_t until = nanoseconds() + FAREWELL;
+    for (int k = 0; k < node->size; k++)
+        while (current(&node->slots[k]->given_up) == STAYS && nanoseconds() < until)
+            sleep_after(0);
+}
+
+/* Whether all others have begun the call that this rank is beginning, as it leaves and has told so. If
+ * not, none will store to its vector: who sees the last rank begin sees as well that this one has left. */
+static int begun_by_all(const struct node *node)
+{
+    /* To tell before looking takes more than a release. */
+    atomic_fetch_add(&own_slot(node)->given_up, 0);
+    for (int k = 0; k < node->size; k++)
+        if (current(&node->slots[k]->headers[node->calls % 2].call) < node->calls)
+            return 0;
+    return 1;
 }
 
 /* A rank leaves a call in which others may be writing to its vector: give them time to notice. */
 static void linger(struct node *node)
 {
-    const int64_t until = nanoseconds() + 1000000000;
-    if ((node->design != DESIGN_shared && node->design != DESIGN_read_from_peers) || node->beginning)
+    const int64_t until = nanoseconds() + FAREWELL;
+    if (node->beginning ? !begun_by_all(node)
+                        : node->design != DESIGN_shared && node->design != DESIGN_read_from_peers)
         return;
     for (int k = 0; k < node->size; k++)
         while (k != node->rank && current(&node->slots[k]->finished) < node->calls

@@ -25,8 +25,8 @@ struct waiting {
     long spins;            /* looks at the counter before anything else */
     int64_t yield_time;    /* nanoseconds for which others are let run, before sleeping */
     int64_t time_limit;    /* nanoseconds that one wait may take; 0 for no limit */
-    /* Called while waiting; what is not 0 ends the wait. */
-    int (*attend)(void *context);
+    /* Called while waiting, with the nanoseconds so far; what is not 0 ends the wait. */
+    int (*attend)(void *context, int64_t waited);
     void *context;
 };
 
@@ -61,7 +61,7 @@ static int wait_slowly(const counter *flag, uint64_t value, const struct waiting
     for (;;) {
         const int64_t now = nanoseconds();
         if (now - attended >= ATTEND_EVERY) {
-            const int answer = how->attend(how->context);
+            const int answer = how->attend(how->context, now - start);
             if (answer)
                 return answer;
             attended = now;

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from hpccoll.node import make_node_plan
 from hpccoll.ops import OPERATIONS
 from hpccoll.reduction import find_reduction
 from hpccoll.selection import NodeLimits
-from hpccoll.transport import message_tag
 
 EVERYTHING = 1 << 60
 
@@ -84,7 +84,7 @@ class NodeRank:
             reduction.loops if reduces else Loops(0),
             itemsize=dtype.itemsize,
             partial_itemsize=reduction.partial_dtype.itemsize if reduces else dtype.itemsize,
-            kind=message_tag(op, dtype.name, partial=False, last=False),
+            kind=zlib.crc32(f"{op} {dtype.name}".encode()) % (1 << 16),
             count=count,
             info=PlanInfo(
                 Task(collective, None, op, reduction, count, None), self.rank, self.size, 0, 0

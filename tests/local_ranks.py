@@ -69,6 +69,7 @@ class Rank:
         x: np.ndarray | None,
         out: np.ndarray | None,
         segment_bytes: int | None = None,
+        topology: Topology | None = None,
     ) -> "Bound":
         """Make the plan of a collective on `count` elements, as a job does.
 
@@ -82,7 +83,7 @@ class Rank:
         entry = find(algorithm, pattern.collective)
         name = op if pattern.reduces else NO_OPERATION
         task = Task(
-            pattern.collective, entry, name, reduction, count, segment_bytes, pattern=pattern
+            pattern.collective, entry, name, reduction, count, segment_bytes, topology, pattern
         )
         target = 0 if out is None else out.ctypes.data
         source = target if x is None else x.ctypes.data

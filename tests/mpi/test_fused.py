@@ -116,7 +116,9 @@ def test_errors_name_the_array(comm):
 def test_a_mismatch_is_told_on_every_rank_and_the_next_is_right(comm):
     for odd in (4, 3000):
         arrays = [np.ones(5), np.ones(odd + (comm.rank == 0)), *(np.ones(900) for _ in range(40))]
-        with pytest.raises(ValueError, match=r"^allreduce_many: .*(expected .* got|given up)"):
+        with pytest.raises(
+            ValueError, match=r"^allreduce_many: .*(expected .* got|given up|different calls)"
+        ):
             hpccoll.allreduce_many(arrays, comm=comm, bucket_bytes=8000)
         again = [mine(comm, 700, k) for k in range(40)]
         results = hpccoll.allreduce_many(again, comm=comm, bucket_bytes=8000)

@@ -110,6 +110,24 @@ def test_a_part_of_the_buffer_is_all_that_changes(comm):
             np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("part", [(None, 2), [None, 2], (None, 0)])
+def test_blocks_without_a_count_begin_at_the_displacement(comm, part):
+    wrapped, size, start = hpccoll.Comm(comm), comm.size, part[1]
+    x = contribution(comm.rank, 3, "float64", "sum", size)
+    for call in (comm.Allgather, wrapped.Allgather):
+        out = np.full(start + 3 * size, -1.0)
+        call(x, [out, part, MPI.DOUBLE])
+        wanted = [contribution(rank, 3, "float64", "sum", size) for rank in range(size)]
+        np.testing.assert_array_equal(out, [-1] * start + np.concatenate(wanted).tolist())
+    whole = contribution(comm.rank, start + 3 * size, "float64", "sum", size)
+    for call in (comm.Reduce_scatter_block, wrapped.Reduce_scatter_block):
+        result = np.empty(3)
+        call([whole, part], result)
+        total = expected(start + 3 * size, "float64", "sum", size)[start:]
+        np.testing.assert_array_equal(result, total[3 * comm.rank :][:3])
+    assert wrapped.last_call.path != "native"
+
+
 @pytest.mark.parametrize("form", ["array and type", "array and count", "all"])
 def test_fortran_order_with_a_type_or_count_pairs_by_index_or_is_refused(comm, form):
     # mpi4py pairs by memory here, which gives a wrong answer where the other side has C order.

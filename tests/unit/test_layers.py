@@ -14,12 +14,22 @@ from hpccoll.algorithms.flat import FLAT
 PACKAGE = Path(hpccoll.chunks.__file__).parent
 
 LAYERS = (
-    {"chunks", "topology"},
+    {"chunks", "topology", "errors", "time_limits"},
     {"arena", "schedule"},
     {"algorithms"},
     {"expressions", "proof", "prover", "simulator", "traffic", "program", "pattern"},
     {"compiler"},
-    {"buffers", "ops", "reduction", "transport", "local_transport", "placement", "waiting"},
+    {
+        "agreement",
+        "buffers",
+        "ops",
+        "reduction",
+        "transport",
+        "local_transport",
+        "opening",
+        "placement",
+        "waiting",
+    },
     {"engine"},
     {"selection", "node", "hierarchy"},
     {"channel"},
@@ -28,12 +38,15 @@ LAYERS = (
     {"requests"},
     {"comm", "collectives", "nonblocking", "fused", "shared"},
     {"information"},
-    {"benchmark"},
+    {"benchmark", "script"},
     {"__main__"},
 )
 """From the bottom up. A module may import what stands below it or beside it."""
 
 PURE = {
+    "errors": set(),
+    "time_limits": set(),
+    "agreement": {"errors"},
     "arena": {"_arena"},
     "chunks": set(),
     "topology": set(),

@@ -11,6 +11,7 @@ from local_node import LIMITS, LocalNode, run
 
 from hpccoll import _node
 from hpccoll.selection import NodeLimits
+from hpccoll.transport import Failure, Word
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9)
 COUNTS = (0, 1, 2, 5, 11, 100, 257, 1000, 3001)
@@ -187,6 +188,33 @@ def test_a_rank_that_leaves_ends_the_call_of_all_and_all_later_ones():
     assert "rank 10 has left a call before its end" in str(late[0])
     assert "left before its end" in str(late[1])
     assert "Dup" in str(late[0])
+
+
+@pytest.mark.parametrize("design", LIMITS)
+def test_news_of_a_rank_that_came_meanwhile_is_of_its_next_call(design):
+    """Rank 1 comes, and goes on to a call by messages, while rank 0 looks for a message."""
+    come, gone = threading.Event(), threading.Event()
+
+    def watch(late):
+        if threading.current_thread().name == "rank 1":
+            gone.set()
+        elif late and not come.is_set():
+            come.set()
+            gone.wait(20)
+            return Word(10, Failure.DISAGREES)
+        return None
+
+    def job(rank):
+        x, out = np.full(2000, rank.rank + 1.0), np.empty(2000)
+        if rank.rank == 1:
+            come.wait(20)
+        rank.allreduce("sum", x, out)
+        gone.set()
+        return out
+
+    for result in LocalNode(2, watch=watch).outcomes(LIMITS[design], job):
+        assert not isinstance(result, Exception), result
+        assert (result == 3).all()
 
 
 def test_the_rank_that_left_is_named_and_not_the_one_that_is_waited_for():
