@@ -1,10 +1,13 @@
 """Chunks and segments cover what they cut, in order, once."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpccoll.chunks import Range, RangeSet, chunks, segments
+from hpccoll.chunks import Range, RangeSet, around, chunks, chunks_of, cut, joined, segments
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Machines that run tests may be slow; that is no failure."""
@@ -29,6 +32,57 @@ def test_chunks_cover_the_vector_evenly(count, parts):
 
 def test_chunks_are_consecutive_even_where_they_are_empty():
     assert chunks(2, 4) == ((0, 1), (1, 2), (2, 2), (2, 2))
+
+
+@calm
+@given(st.integers(0, 10**12), st.integers(1, 200))
+def test_any_chunks_are_consecutive_and_as_even_as_can_be(count, parts):
+    made = cut(count, parts)
+    assert len(made) == parts
+    assert (made[0].start, made[-1].stop) == (0, count)
+    assert all(one.stop == following.start for one, following in pairwise(made))
+    sizes = [part.count for part in made]
+    assert sorted(sizes, reverse=True) == sizes
+    assert sizes[0] - sizes[-1] <= 1
+
+
+@calm
+@given(st.integers(0, 300), st.integers(1, 40))
+def test_chunks_are_those_of_numpy(count, parts):
+    split = np.array_split(np.arange(count), parts)
+    assert [elements([chunk]) for chunk in chunks(count, parts)] == [
+        part.tolist() for part in split
+    ]
+
+
+@calm
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40).map(tuple))
+def test_chunks_of_any_sizes_follow_one_another(counts):
+    made = chunks_of(counts)
+    assert made == cut(sum(counts), len(counts), counts)
+    assert tuple(chunk.count for chunk in made) == counts
+    assert elements(made) == list(range(sum(counts)))
+
+
+@calm
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12).map(tuple), st.data())
+def test_chunks_around_a_circle(counts, data):
+    made, size = chunks_of(counts), len(counts)
+    start = data.draw(st.integers(-2 * size, 2 * size))
+    length = data.draw(st.integers(1, size))
+    wanted = elements(made[place % size] for place in range(start, start + length))
+    found = around(made, start, start + length)
+    assert elements(found) == wanted
+    assert len(found) <= 2
+
+
+@calm
+@given(st.lists(ranges))
+def test_joined_ranges_are_the_same_elements_in_as_few_ranges_as_can_be(parts):
+    made = joined(parts)
+    assert elements(made) == elements(parts)
+    assert all(part.count for part in made)
+    assert all(one.stop != following.start for one, following in pairwise(made))
 
 
 @calm

@@ -8,6 +8,8 @@ import operator
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpccoll import _kernels
 
@@ -205,6 +207,26 @@ def test_reductions_of_long_arrays(target, name, form):
                 expected = Guarded(twin(op, left, right), offset)
             got = form(left, right, op, offset, 1)
             assert got.bytes() == expected.bytes(), (op, offset, first_difference(got, expected))
+
+
+@settings(max_examples=25)
+@given(st.data())
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", _kernels.TYPES)
+def test_reductions_of_any_bits_at_any_address(name, form, data):
+    op = data.draw(st.sampled_from(operations_of(name)))
+    n = data.draw(st.one_of(st.integers(0, 100), st.integers(0, 3000)))
+    offset, other = data.draw(st.tuples(st.integers(0, 63), st.integers(0, 63)))
+    seed = data.draw(st.integers(0, 1000))
+    left, right = random_bits(name, n, [seed, 1]), random_bits(name, n, [seed, 2])
+    with np.errstate(all="ignore"):
+        expected = Guarded(twin(op, left, right), offset)
+    before = _kernels.target()
+    for target in _kernels.targets():
+        _kernels.set_target(target)
+        got = form(left, right, op, offset, other)
+        _kernels.set_target(before)
+        assert got.bytes() == expected.bytes(), (target, first_difference(got, expected))
 
 
 @pytest.mark.parametrize("name", _kernels.TYPES)

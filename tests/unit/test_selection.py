@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpccoll import selection
-from hpccoll.algorithms import ALGORITHMS
+from hpccoll.algorithms import ALGORITHMS, REGISTRY
 from hpccoll.selection import (
     NODE_SEGMENT_BYTES,
     SMALL_BYTES,
@@ -101,6 +101,18 @@ def test_the_environment_stands_in_for_auto():
     assert requested(Settings(), "ring") == "ring"
     assert requested(Settings("circulant"), "ring") == "circulant"
     assert requested(Settings("circulant"), "auto") == "circulant"
+
+
+@pytest.mark.parametrize("environment", ["", "two_level:binomial"])
+def test_what_runs_between_nodes_may_be_of_another_collective_than_all_reduce(environment):
+    settings = Settings("auto" if environment else "two_level:binomial")
+    settings.check()
+    found = {each: requested(settings, environment, each) for each in REGISTRY}
+    named = [each for each, name in found.items() if name != "auto"]
+    assert named == ["reduce", "broadcast"]  # those that have `binomial`
+    assert {found[each] for each in named} == {"two_level:binomial"}
+    with pytest.raises(ValueError, match="network algorithm 'tree'; choose from naive_root, ring"):
+        Settings("two_level:tree").check()
 
 
 def test_an_unknown_name_in_the_environment_is_refused():
