@@ -6,6 +6,7 @@
 PYTHON ?= python3
 MPI ?= mpich
 RANKS ?= 4
+MINUTES ?= 5
 ARGS ?=
 
 VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
@@ -26,20 +27,23 @@ STUBBED := $(patsubst hpccoll/%.pyi,hpccoll.%,$(wildcard hpccoll/*.pyi))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-openmpi test-mpi4py lint types bench dist clean
+.PHONY: help demo test test-openmpi test-mpi4py fuzz sanitize lint types bench dist clean
 
 help:
 	@echo 'make demo          time all-reduce on $(RANKS) ranks, beside the MPI library'
 	@echo 'make test          all tests: without mpiexec, then on 1, 2, 3, 4, 5 and 8 ranks'
 	@echo 'make test-openmpi  the same with Open MPI'
 	@echo 'make test-mpi4py   the tests that mpi4py has of its collectives, on hpccoll.Comm'
+	@echo 'make fuzz          random programs of collectives for $(MINUTES) minutes, checked with NumPy,'
+	@echo '                   on 2, 3, 4 and 5 ranks in turn (RANKS=3 or RANKS=2,8: on these)'
+	@echo 'make sanitize      kernels and node code under the sanitizers of gcc'
 	@echo 'make lint          ruff and cython-lint'
 	@echo 'make types         mypy, and the stubs against the compiled modules'
 	@echo 'make bench         the benchmark with options of your own: ARGS="allreduce -b 1K"'
 	@echo 'make dist          sdist and wheel, each installed and tested in a place of its own'
 	@echo 'make clean         remove all that make has made'
 	@echo
-	@echo 'Variables: PYTHON=$(PYTHON) MPI=$(MPI) RANKS=$(RANKS) ARGS="options of the command"'
+	@echo 'Variables: PYTHON=$(PYTHON) MPI=$(MPI) RANKS=$(RANKS) MINUTES=$(MINUTES) ARGS="options of the command"'
 
 demo: $(VENV)/.installed
 	$(COMPILE)
@@ -59,6 +63,14 @@ test-openmpi:
 test-mpi4py: $(VENV)/.installed-dev
 	$(COMPILE)
 	$(BIN)/python tests/mpi4py_suite.py $(ARGS)
+
+# The ranks of `make demo` are no list to fuzz on, unless they were asked for.
+fuzz: $(VENV)/.installed-dev
+	$(COMPILE)
+	$(BIN)/python tests/fuzz --minutes $(MINUTES) $(if $(filter-out file,$(origin RANKS)),--ranks $(RANKS)) $(ARGS)
+
+sanitize: $(VENV)/.installed-dev
+	PYTHON='$(abspath $(BIN))/python' tests/sanitize/run.sh $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
