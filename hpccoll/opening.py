@@ -17,8 +17,10 @@ from mpi4py import MPI
 from hpccoll.errors import CollectiveTimeoutError, join_ranks
 from hpccoll.time_limits import NANOSECONDS, WARNING_SECONDS
 
+NAP_FRACTION = 0.01
 LONGEST_NAP = 1e-3
-"""Seconds between two looks."""
+"""Seconds between two looks, and how much of the wait so far. MPI makes progress only while it is
+looked at, and what is waited for takes many rounds among ranks that are all there."""
 
 TOLD_AT_ONCE = 32
 """Ranks at a distance of at most so many tell each other in one collective. MPICH sends to so many
@@ -139,7 +141,7 @@ class Opening:
             self._warned = True
             text = f"hpccoll: {self._describe(call, waited)}; it goes on waiting"
             print(text, file=sys.stderr, flush=True)
-        return min(2 * nap, LONGEST_NAP)
+        return min(max(nap, NAP_FRACTION * waited / NANOSECONDS), LONGEST_NAP)
 
     def _describe(self, call: str, waited: int) -> str:
         missing = self.missing()

@@ -298,6 +298,8 @@ class MpiTransport:
     def word(self) -> Word | None:
         """Return who has given up this call, or one shortly before, as far as has come here."""
         status = self._mpi.Status()
+        if not self.comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG):
+            return None  # as nearly always
         for number in range(self.clock.number - LOOK_BACK, self.clock.number + 1):
             for failure in Failure:
                 if self.comm.Iprobe(self._mpi.ANY_SOURCE, word_tag(failure, number), status):

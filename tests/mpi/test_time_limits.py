@@ -141,6 +141,23 @@ def test_the_limit_of_one_call(comm):
 
 
 @several
+def test_who_comes_late_is_told_without_a_limit_of_its_own(comm):
+    """It may find all that it needs in the memory of the node, and then makes another call."""
+    wrapped = hpccoll.Comm(comm)
+    all_reduce(wrapped, SMALL)
+    if comm.rank == 0:
+        with pytest.raises(hpccoll.CollectiveTimeoutError) as caught:
+            hpccoll.barrier(wrapped, timeout=LIMIT)
+        assert caught.value.ranks == tuple(range(1, comm.size))
+        comm.Barrier()
+    else:
+        comm.Barrier()
+        with pytest.raises(hpccoll.CollectiveTimeoutError, match="has given up"):
+            twice(lambda: hpccoll.allreduce(np.ones(LARGE), comm=wrapped, algorithm="ring"))
+    check_fresh(wrapped)
+
+
+@several
 def test_the_limit_of_the_environment(comm, monkeypatch):
     monkeypatch.setenv("HPCCOLL_TIMEOUT", str(LIMIT))
     wrapped = hpccoll.Comm(comm)
