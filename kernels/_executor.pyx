@@ -23,10 +23,11 @@ from hpccoll.transport import Failure, Word
 
 cdef extern from *:
     """
+    #include <sched.h>
     #include <stdint.h>
     #include <time.h>
 
-    enum { SHORTEST_NAP = 5000, LOOKS_PER_GLANCE = 64 };
+    enum { SHORTEST_NAP = 5000, LOOKS_PER_GLANCE = 64, LOOKS_ALONE = 8 };
 
     static int64_t clock_now(void)
     {
@@ -56,8 +57,12 @@ cdef extern from *:
                 nap = nap < longest_nap ? nap : longest_nap;
                 sleep_for(nap);
                 nap *= 2;
-            } else if (looks % LOOKS_PER_GLANCE) {
-                continue;
+            } else {
+                /* Whom it waits for may need this core. */
+                if (looks > LOOKS_ALONE)
+                    sched_yield();
+                if (looks % LOOKS_PER_GLANCE)
+                    continue;
             }
             const int64_t now = clock_now();
             start = start ? start : now;
