@@ -124,7 +124,8 @@ def test_who_is_missing_in_the_first_call_is_named(comm, way):
     if error is not None:
         assert error.ranks == (0,)
         assert "s for rank 0 to come, in the first call on this communicator" in str(error)
-    check_fresh(wrapped)
+    if MPI.get_vendor()[0] != "Open MPI":  # it mixes up a Dup with an Idup that is under way
+        check_fresh(wrapped)
 
 
 @several
