@@ -58,7 +58,7 @@ setup(
             extension("_plans"),
             extension("_comm"),
             extension("_requests"),
-            extension("_executor"),
+            extension("_executor", "waiting.h"),
             extension("_arena", "arena.h", "array_handler.h", "regions.h"),
             extension(
                 "_node",

@@ -28,6 +28,7 @@ cdef class CallClock:
     cdef public str broken
 
     cdef void begin(self) noexcept
+    cpdef lose(self)
 
 
 cdef class Plan:

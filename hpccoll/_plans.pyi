@@ -30,6 +30,8 @@ class CallClock:
     warned: bool
     broken: str
 
+    def lose(self) -> None: ...
+
 @disjoint_base
 class Plan:
     """One collective on vectors of one size, type and operation; a base class."""

@@ -4,7 +4,8 @@ Each rank takes a number from the text of its call. One small all-reduce finds t
 numbers, and of their complements; where both are a rank's own, all ranks have the same. Where they
 are not, ranks tell each other the texts. The communicator stays in step in either case.
 
-Calls through the memory of a node need no more than that: their headers are compared anyway.
+Calls through the memory of a node need nothing of that, as long as their headers tell all that must
+be equal (`Job.headers_tell`): these are compared anyway.
 """
 
 import os

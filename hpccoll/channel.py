@@ -21,8 +21,8 @@ from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import PART_IN_PLACE, Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
-from hpccoll.engine import NEW_ONE, Bytes, Memory, Task, make_plan
-from hpccoll.errors import MismatchError
+from hpccoll.engine import Bytes, Memory, Task, make_plan
+from hpccoll.errors import NEW_ONE, MismatchError
 from hpccoll.hierarchy import make_hierarchical_plan
 from hpccoll.opening import Opening, look_at_given_up, some_given_up
 from hpccoll.ops import OPERATIONS, Operation
@@ -351,11 +351,11 @@ class Channel:
                 self.allow_repeats(not self.clock.broken)
         if isinstance(plan, NodePlan) and plan.disagrees:
             self._out_of_step = True
-            silent = self.transport.give_up([], (), Failure.DISAGREES_ON_NODE, PATIENCE)
+            silent = self.transport.give_up([], (), Failure.DISAGREES, PATIENCE)
             self._unsettled = bool(silent)
         elif isinstance(plan, NodePlan) and self.clock.broken:
             # Who came to this call late, and found all that it needs, is told in its next one.
-            self.transport.give_up([], (), Failure.LOST, 0.0)
+            self.transport.lose(self.clock.broken)
         elif isinstance(plan, MessagePlan):
             # Who only sends learns of it in its next call, which the others have not made: so they
             # have not counted as many calls as it has.
@@ -378,13 +378,7 @@ class Channel:
         if not (self._unsettled or self._out_of_step):
             return
         self.clock.limit = limit
-        try:
-            self._settle()
-        except TimeoutError:
-            if not self.clock.broken:
-                self.clock.broken = "ranks did not come to the call after one that failed"
-                self.transport.give_up([], (), Failure.LOST, 0.0)
-            raise
+        self._settle()
         self.allow_repeats(True)
 
     def _refuse_broken(self) -> None:
@@ -397,18 +391,17 @@ class Channel:
             self.transport.settle()
             self._refuse_broken()  # one of the others may have given up for good
             self._unsettled = False
-        if self.transport.failed_on_node or self._out_of_step:
-            # Those who began the failed call counted it.
-            node = self.meeting.node
-            mine = (0,) * 5 if node is None else node.counters()
-            counters = np.array((*mine, self.clock.number), np.uint64)
-            request = self.transport.comm.Iallreduce(MPI.IN_PLACE, counters, MPI.MAX)
-            self.transport.finish(request, counters)
-            self.transport.failed_on_node = self._out_of_step = False
-            *theirs, number = counters.tolist()
-            self.clock.number = number
-            if node is not None:
-                node.catch_up(theirs)
+        # Those who began the failed call counted it.
+        node = self.meeting.node
+        mine = (0,) * 5 if node is None else node.counters()
+        counters = np.array((*mine, self.clock.number), np.uint64)
+        request = self.transport.comm.Iallreduce(MPI.IN_PLACE, counters, MPI.MAX)
+        self.transport.finish(request, counters)
+        self._out_of_step = False
+        *theirs, number = counters.tolist()
+        self.clock.number = number
+        if node is not None:
+            node.catch_up(theirs)
 
     def allow_repeats(self, allowed: bool) -> None:
         """Let earlier calls be repeated without coming through `run`, or not."""

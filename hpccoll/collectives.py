@@ -64,7 +64,8 @@ def allreduce(
     check : bool, optional
         Whether ranks compare what they call before data moves: collective, type, operation, counts,
         root, algorithm, segment size and how many calls there were. Equal on all ranks; costs a
-        small all-reduce. Default: what `comm` was made with, else ``HPCCOLL_CHECK`` of rank 0.
+        small all-reduce, but next to nothing in the memory of a node. Default: what `comm` was made
+        with, else ``HPCCOLL_CHECK`` of rank 0.
 
     Returns
     -------

@@ -21,7 +21,7 @@ from hpccoll._plans import Levels
 from hpccoll.algorithms import Algorithm
 from hpccoll.algorithms.collective import COLLECTIVES
 from hpccoll.compiler import LOOKAHEAD, compile_program
-from hpccoll.errors import CollectiveTimeoutError, MismatchError, join_ranks
+from hpccoll.errors import NEW_ONE, CollectiveTimeoutError, MismatchError, join_ranks
 from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 from hpccoll.program import Buffer, Instruction, Message, Place, Program
 from hpccoll.reduction import Reduction
@@ -54,8 +54,6 @@ TYPE_NAMES = (
 )
 OPERATIONS, TYPES = 16, 32
 """More than there are names; `Task.kind` counts by them."""
-
-NEW_ONE = "The communicator cannot be used any more: make a new one with Dup"
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+NEW_ONE = "The communicator cannot be used any more: make a new one with Dup"
+
 
 class MismatchError(ValueError):
     """Ranks passed different counts, types, operations and the like, or made different calls.

@@ -13,7 +13,6 @@ from hpccoll.transport import (
     Request,
     Word,
     failure_of,
-    note_loss,
     word_tag,
 )
 
@@ -149,7 +148,6 @@ class LocalTransport:
         self.clock = CallClock()
         self.silent: set[int] = set()
         self.nap = NAP
-        self.failed_on_node = False
         self.test_function = 0
         self.tag_limit = 1 << 28
 
@@ -182,7 +180,8 @@ class LocalTransport:
     def told(self, tag: int) -> Failure | None:
         """Note the tag of a message that came; return what its sender says if it has given up."""
         failure = failure_of(tag)
-        note_loss(failure, self.clock)
+        if failure is Failure.LOST:
+            self.clock.lose()
         return failure
 
     def word(self) -> Word | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.errors import CollectiveTimeoutError, join_ranks
+from hpccoll.errors import NEW_ONE, CollectiveTimeoutError, join_ranks
 from hpccoll.time_limits import NANOSECONDS, WARNING_SECONDS
 
 NAP_FRACTION = 0.01
@@ -131,10 +131,7 @@ class Opening:
         waited = time.monotonic_ns() - self._begun
         if 0 < limit < waited:
             missing = self.missing()
-            error = CollectiveTimeoutError(
-                f"{self._describe(call, waited)}. The communicator cannot be used any more: make a "
-                "new one with Dup"
-            )
+            error = CollectiveTimeoutError(f"{self._describe(call, waited)}. {NEW_ONE}")
             error.ranks = tuple(missing)
             raise error
         if not self._warned and waited > WARNING_SECONDS * NANOSECONDS:

@@ -52,9 +52,7 @@ class Failure(enum.IntEnum):
 
     DISAGREES = 0
     """Another message came than it expected, or it was interrupted: all can go on later."""
-    DISAGREES_ON_NODE = 1
-    """Likewise, in a call that it had begun through the memory of its node."""
-    LOST = 2
+    LOST = 1
     """It has waited too long, or MPI failed: nobody can go on."""
 
 
@@ -86,15 +84,9 @@ def failure_of(tag: int) -> Failure | None:
     Examples
     --------
     >>> failure_of(word_tag(Failure.LOST, 1000)), failure_of(2)
-    (<Failure.LOST: 2>, None)
+    (<Failure.LOST: 1>, None)
     """
     return Failure((tag - FIRST_WORD) % len(Failure)) if FIRST_WORD <= tag < TAGS else None
-
-
-def note_loss(failure: Failure | None, clock: CallClock) -> None:
-    """Note that nobody can go on, where a rank says so, whatever this one has failed by."""
-    if failure is Failure.LOST and not clock.broken:
-        clock.broken = f"call {clock.number} on this communicator was given up"
 
 
 def message_tag(kind: int, salt: int, index: int, *, last: bool, limit: int) -> int:
@@ -165,9 +157,6 @@ class Transport(Protocol):
     the time."""
     tag_limit: int
     """Tags are below this, a power of two."""
-    failed_on_node: bool
-    """Another rank has told that it gave up a call through the memory of its node. The reader
-    resets it."""
     test_function: int
     """Address of a C function ``int (void *request, int *flag, void *status)`` that tells whether a
     transfer is complete; 0: requests have to be asked by ``Test``. A result that is not 0 is an
@@ -252,7 +241,6 @@ class MpiTransport:
         self.byte = MPI.BYTE
         self.clock = CallClock()
         self.nap = 0
-        self.failed_on_node = False
         self.test_function = _find_test()
         highest = comm.Get_attr(MPI.TAG_UB) or TAGS - 1
         self.tag_limit = 1 << ((highest + 1).bit_length() - 1)
@@ -291,8 +279,8 @@ class MpiTransport:
     def told(self, tag: int) -> Failure | None:
         """Note the tag of a message that came; return what its sender says if it has given up."""
         failure = failure_of(tag)
-        note_loss(failure, self.clock)
-        self.failed_on_node |= failure is Failure.DISAGREES_ON_NODE
+        if failure is Failure.LOST:  # whatever this rank has failed by
+            self.clock.lose()
         return failure
 
     def word(self) -> Word | None:
@@ -357,6 +345,7 @@ class MpiTransport:
             self._take_in()
             if 0 < self.clock.limit < time.monotonic_ns() - start:
                 message = f"{join_ranks(sorted(self._silent))} did not end the call that failed"
+                self.lose("ranks did not come to the call after one that failed")
                 raise CollectiveTimeoutError(message)
 
     def gather_texts(self, text: str) -> list[str]:
@@ -403,9 +392,13 @@ class MpiTransport:
                     raise CollectiveTimeoutError(message)
         except BaseException:
             self._unfinished.append((request, buffers))
-            self.clock.broken = f"what follows call {self.clock.number} was given up"
-            self.give_up([], (), Failure.LOST, 0.0)
+            self.lose(f"what follows call {self.clock.number} was given up")
             raise
+
+    def lose(self, why: str) -> None:
+        """Note why no call can be made any more, if that is not known yet, and tell the others."""
+        self.clock.broken = self.clock.broken or why
+        self.give_up([], (), Failure.LOST, 0.0)
 
     def _take_in(self) -> None:
         """Receive, for nothing, what those send that have not given up yet."""

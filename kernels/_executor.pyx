@@ -21,6 +21,9 @@ from hpccoll import transport as transports
 from hpccoll.errors import CollectiveTimeoutError
 from hpccoll.transport import Failure, Word
 
+cdef extern from "waiting.h" nogil:
+    int64_t nanoseconds()
+
 cdef extern from *:
     """
     #include <sched.h>
@@ -28,13 +31,6 @@ cdef extern from *:
     #include <time.h>
 
     enum { SHORTEST_NAP = 5000, LOOKS_PER_GLANCE = 64, LOOKS_ALONE = 8 };
-
-    static int64_t clock_now(void)
-    {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    }
 
     static void sleep_for(long nanoseconds)
     {
@@ -64,7 +60,7 @@ cdef extern from *:
                 if (looks % LOOKS_PER_GLANCE)
                     continue;
             }
-            const int64_t now = clock_now();
+            const int64_t now = nanoseconds();
             start = start ? start : now;
             if (now - start >= patience)
                 return 0;
@@ -79,7 +75,6 @@ cdef extern from *:
     enum:
         SHORTEST_NAP
     ctypedef int test_function(void *request, int *flag, void *status) noexcept nogil
-    int64_t clock_now() noexcept nogil
     void sleep_for(long nanoseconds) noexcept nogil
     int look_at(test_function *test, void *request, void *status, long longest_nap,
                 int64_t patience, int *complete) noexcept nogil
@@ -406,8 +401,8 @@ cdef class MessagePlan(Plan):
         cdef int64_t since = 0
         while not self.is_complete(message):
             if since == 0:
-                since = clock_now() - self.longest_look()
-            self.attend(message, clock_now() - since)
+                since = nanoseconds() - self.longest_look()
+            self.attend(message, nanoseconds() - since)
         return 0
 
     cdef int64_t longest_look(self) noexcept:
@@ -427,9 +422,9 @@ cdef class MessagePlan(Plan):
             if error:
                 raise self.transport.error(error)
             return flag
-        start = clock_now()
+        start = nanoseconds()
         while not PyObject_CallOneArg(message.test, <PyObject *> self.status):
-            if clock_now() - start >= patience:
+            if nanoseconds() - start >= patience:
                 return False
             with nogil:
                 sleep_for(nap)
@@ -526,11 +521,11 @@ cdef class MessagePlan(Plan):
 
         The others have taken in what came. A message that was lost on the way never ends.
         """
-        cdef int64_t start = clock_now()
+        cdef int64_t start = nanoseconds()
         cdef Py_ssize_t k
         for k in range(self.send_count):
             while not self.is_complete(&self.sends[k]):
-                if clock_now() - start >= patience:
+                if nanoseconds() - start >= patience:
                     return False
         return True
 
@@ -540,21 +535,17 @@ cdef class MessagePlan(Plan):
         The plan can run again if all other ranks have given up, too, so that nothing is under way.
         """
         cdef Py_ssize_t k
-        failure = Failure.DISAGREES if self.levels is None else Failure.DISAGREES_ON_NODE
+        failure, patience = Failure.DISAGREES, transports.PATIENCE
         if isinstance(error, (TimeoutError, RuntimeError)):  # MPI's errors are of the second kind
-            failure = Failure.LOST
+            failure, patience = Failure.LOST, transports.LOST_PATIENCE
+            self.clock.lose()
+        elif isinstance(error, KeyboardInterrupt):
+            patience = transports.SHORT_PATIENCE
         active = [
             self.requests[self.send_count + k]
             for k in range(self.receive_count)
             if self.receives[k].active and not self.receives[k].arrived
         ]
-        patience = transports.PATIENCE
-        if failure is Failure.LOST:
-            patience = transports.LOST_PATIENCE
-        elif isinstance(error, KeyboardInterrupt):
-            patience = transports.SHORT_PATIENCE
-        if failure is Failure.LOST:
-            self.clock.broken = f"call {self.clock.number} on this communicator was given up"
         silent = self.transport.give_up(active, self.told_by, failure, patience)
         if failure is Failure.LOST:
             if isinstance(error, CollectiveTimeoutError):

@@ -348,7 +348,7 @@ cdef class Node:
             for k in range(self.state.size)
             if current(&self.state.slots[k].given_up) == STAYS
         ]
-        self.clock.broken = f"call {self.clock.number} on this communicator was given up"
+        self.clock.lose()
         missing = late or silent or whom
         if outcome == UNREADABLE and not missing:  # all are there, but it is not allowed
             info.fail(what)

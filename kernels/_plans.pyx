@@ -84,6 +84,11 @@ cdef class CallClock:
         self.number += 1
         self.warned = False
 
+    cpdef lose(self):
+        """Note that the call was given up for good, so that none can be made any more."""
+        if not self.broken:
+            self.broken = f"call {self.number} on this communicator was given up"
+
 
 cdef class Plan:
     """One collective on vectors of one size, type and operation; a base class.

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from begun import mine, total
+from meanwhile import in_threads
 from mpi4py import MPI
 
 import hpccoll
@@ -199,25 +200,6 @@ def test_a_communicator_that_one_rank_forgets_keeps_nobody_waiting(comm, sharing
 # Threads.
 
 
-def in_threads(*jobs):
-    """Run functions at the same time; raise what the first one raised."""
-    errors = []
-
-    def run(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 @needs_threads
 def test_two_threads_on_two_communicators(comm, sharing):
     comms = [hpccoll.Comm(comm).Dup() for _ in range(2)]
@@ -237,7 +219,7 @@ def test_two_threads_on_two_communicators(comm, sharing):
                 assert begun_out.tobytes() == total(comm, n, seed + 1).tobytes()
 
     jobs = [lambda: job(0), lambda: job(1)]
-    in_threads(*(jobs if comm.rank % 2 else reversed(jobs)))
+    in_threads(jobs if comm.rank % 2 else reversed(jobs))
     for made in comms:
         made.Free()
 
@@ -266,7 +248,7 @@ def test_two_threads_on_one_communicator_are_not_mixed(comm, sharing, door, n):
             assert (out == out[0]).all()
             sums.append(int(out[0]))
 
-    in_threads(lambda: job(0), lambda: job(1))
+    in_threads([lambda: job(0), lambda: job(1)])
     everyone = comm.allgather(sorted(sums))
     assert all(other == everyone[0] for other in everyone)
     for rank in range(comm.size):

@@ -1,6 +1,5 @@
 """The node path across processes: what takes it, shared arrays, settings, failures."""
 
-import signal
 import threading
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inputs import contribution, digest, expected
+from meanwhile import interrupted
 from mpi4py import MPI
 
 import hpccoll
@@ -201,15 +201,8 @@ def test_a_rank_that_is_interrupted_ends_the_call_of_all(comm):
     part = hpccoll.Comm(comm.Split(comm.rank in (0, comm.size - 1)))
     if comm.rank == 0:
         channel_of(part)
-
-        def interrupt(number, frame):
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(0.3):
             part.Allreduce(MPI.IN_PLACE, np.ones(10_000))
-        signal.signal(signal.SIGALRM, before)
         comm.send(None, comm.size - 1)
     elif comm.rank == comm.size - 1:
         channel_of(part)

@@ -2,12 +2,12 @@
 
 import math
 import os
-import signal
 import threading
 import time
 
 import numpy as np
 import pytest
+from meanwhile import interrupted
 from mpi4py import MPI
 
 import hpccoll
@@ -260,16 +260,9 @@ def test_an_interrupt_ends_a_wait_for_messages(comm, monkeypatch):
     monkeypatch.setenv("HPCCOLL_NODE", "off")
     wrapped = hpccoll.Comm(comm)
     all_reduce(wrapped, LARGE)
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
     if comm.rank == 0:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(0.3):
             wrapped.Allreduce(MPI.IN_PLACE, np.ones(LARGE))
-        signal.signal(signal.SIGALRM, before)
         comm.send(None, comm.size - 1)
     else:
         if comm.rank == comm.size - 1:
@@ -283,16 +276,9 @@ def test_an_interrupt_ends_a_wait_for_messages(comm, monkeypatch):
 @several
 def test_an_interrupted_first_call_can_be_made_again(comm):
     wrapped = hpccoll.Comm(comm)
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
     if comm.rank == 0:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(0.2):
             wrapped.Barrier()
-        signal.signal(signal.SIGALRM, before)
         for rank in range(1, comm.size):
             comm.send(None, rank)
     else:

@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from inputs import contribution, expected
+from meanwhile import in_threads
 from mpi4py import MPI
 
 import hpccoll
@@ -145,27 +146,6 @@ def test_a_repeated_call_allocates_nothing(comm, op, count):
 
 
 # Threads.
-
-
-def in_threads(jobs, barrier=None):
-    """Run functions at the same time; raise what the first one raised."""
-    errors = []
-
-    def run(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-            if barrier:
-                barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 needs_threads = pytest.mark.skipif(
