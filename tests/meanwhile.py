@@ -38,10 +38,12 @@ def interrupted(seconds: float) -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    # The timer is that of the watchdog of tests, which ends a rank where it strikes.
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         with pytest.raises(KeyboardInterrupt):
             yield
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
