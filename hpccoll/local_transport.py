@@ -173,7 +173,7 @@ class LocalTransport:
         """Return 0: nothing takes it."""
         return 0
 
-    def error(self, code: int) -> Exception:
+    def error(self, code: int, peer: int) -> Exception:
         """Return an exception that nobody asks for."""
         return RuntimeError(code)
 

@@ -165,8 +165,8 @@ class Transport(Protocol):
     def handle(self, thing: Any) -> int:
         """Return the address that `test_function` takes for a request, or for a status."""
 
-    def error(self, code: int) -> Exception:
-        """Return the exception for what `test_function` returned."""
+    def error(self, code: int, peer: int) -> Exception:
+        """Return the exception for what `test_function` returned of a message to or from `peer`."""
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -252,9 +252,15 @@ class MpiTransport:
         """Return the address that `test_function` takes for a request, or for a status."""
         return self._mpi._addressof(thing)
 
-    def error(self, code: int) -> Exception:
-        """Return the exception for what `test_function` returned."""
-        return self._mpi.Exception(code)
+    def error(self, code: int, peer: int) -> Exception:
+        """Return the exception for what `test_function` returned; Python 3.11 shows its note.
+
+        MPI moves other messages on meanwhile, and what it says may be about one of these.
+        """
+        error: Exception = self._mpi.Exception(code)
+        if hasattr(error, "add_note"):
+            error.add_note(f"rank {self.rank} was waiting for a message to or from rank {peer}")
+        return error
 
     def send_request(self, address: int, nbytes: int, peer: int, tag: int) -> Request:
         """Return a request that sends `nbytes` bytes at `address`."""
@@ -303,13 +309,16 @@ class MpiTransport:
             Ranks that have not come yet: a message from one of them belongs to another call.
         """
         # In any case one look, which also moves what this rank has sent.
+        status = self._mpi.Status()
         word = self.word()
         # Who disagrees after it has come says so in memory: then this rank sees why.
         if word is not None and (word.failure is Failure.LOST or word.rank in late):
             return word
+        status = self._mpi.Status()
         for peer in late:
-            if self.comm.Iprobe(peer, self._mpi.ANY_TAG):
-                return Word(peer, Failure.DISAGREES)
+            if self.comm.Iprobe(peer, self._mpi.ANY_TAG, status):
+                # A word may have come just now.
+                return Word(peer, self.told(status.tag) or Failure.DISAGREES)
         return None
 
     def give_up(

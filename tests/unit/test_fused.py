@@ -1,12 +1,10 @@
 """How `hpccoll.allreduce_many` and `hpccoll.Bucketer` deal arrays out to buckets."""
 
-import time
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.fused import ALONE_BYTES, buckets
+from hpccoll.buckets import ALONE_BYTES, deal
 
 TYPES = [np.dtype(name) for name in ("f4", "f8", "i2", "bool")]
 
@@ -16,8 +14,8 @@ TYPES = [np.dtype(name) for name in ("f4", "f8", "i2", "bool")]
     st.integers(1, 1_000_000),
 )
 def test_buckets(kinds, bucket_bytes):
-    dealt = buckets(kinds, bucket_bytes)
-    assert dealt == buckets(list(kinds), bucket_bytes)
+    dealt = deal(kinds, bucket_bytes)
+    assert dealt == deal(list(kinds), bucket_bytes)
     assert sorted(m for bucket in dealt for m in bucket.members) == list(range(len(kinds)))
     assert [bucket.members[-1] for bucket in dealt] == sorted(b.members[-1] for b in dealt)
     closed = {}
@@ -40,7 +38,6 @@ def test_buckets(kinds, bucket_bytes):
             closed[bucket.dtype] = nbytes
 
 
-def test_many_small_arrays_are_dealt_out_in_time():
-    started = time.process_time()
-    assert len(buckets([(10, np.dtype("f4"))] * 50_000, 25_000_000)) == 1
-    assert time.process_time() - started < 1
+def test_many_small_arrays_are_dealt_out_within_the_limit_of_a_test():
+    # Work that grew with the square of their number would take hours.
+    assert len(deal([(10, np.dtype("f4"))] * 500_000, 25_000_000)) == 1
