@@ -4,7 +4,7 @@
     mpiexec -n 4 python bench/segments.py -a ring -b 4M -e 4M -s 32K,128K,512K
 
 Writes a Markdown table; times are medians over calls of the slowest rank, in microseconds. The
-default of `hpccoll.engine.SEGMENT_BYTES` comes from here.
+default of `hpccoll.task.SEGMENT_BYTES` comes from here.
 """
 
 from functools import partial

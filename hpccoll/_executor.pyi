@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from hpccoll._plans import Levels, Loops, Plan
+from hpccoll._plans import DeviceWork, Levels, Loops, Plan
 
 OPCODES: dict[str, int]
 abandoned: list[MessagePlan]
@@ -22,6 +22,7 @@ class MessagePlan(Plan):
         itemsize: int,
         partial_itemsize: int,
         levels: Levels | None = None,
+        device: DeviceWork | None = None,
         stage_in: int = 0,
         in_nbytes: int = 0,
         stage_out: int = 0,

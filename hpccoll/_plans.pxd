@@ -55,6 +55,13 @@ cdef class Levels:
     cdef int leave(self, error) except -1
 
 
+cdef class DeviceWork:
+    cdef int begin(self, char *source, char *target) except -1
+    cdef int64_t submit(self, Py_ssize_t index) except -1
+    cdef int wait(self, Py_ssize_t index) except -1
+    cdef int leave(self) except -1
+
+
 cdef class Turn:
     cdef PyThread_type_lock lock
     cdef unsigned long owner

@@ -54,6 +54,10 @@ class Plan:
 class Levels:
     """What a hierarchical plan does inside its node, piece by piece; a base class."""
 
+@disjoint_base
+class DeviceWork:
+    """What a plan has a device do with elements, work by work; a base class."""
+
 @final
 class Turn:
     """A lock that threads take turns with, and one thread may take again."""

@@ -20,6 +20,8 @@ class Buffer(enum.IntEnum):
     """Partial values of a wider type than the result's (half types)."""
     SCRATCH = 3
     """Segments that arrived and are to be reduced; where elements only move, short ones."""
+    PINNED = 4
+    """Host memory through which messages of a plan on device memory go; counted in bytes."""
 
 
 class Opcode(enum.IntEnum):
@@ -41,6 +43,10 @@ class Opcode(enum.IntEnum):
     """Of a hierarchical plan: reduce piece `index` over the node."""
     NODE_PUBLISH = 9
     """Piece `index` of the slice that this rank leads is finished: its node may have it."""
+    SUBMIT = 10
+    """Of a plan on device memory: hand work `index` to the device."""
+    AWAIT = 11
+    """Wait until the device has done work `index`; -1: all that came before the call."""
 
 
 class Place(NamedTuple):

@@ -20,8 +20,10 @@ from mpi4py import MPI
 
 from hpccoll._plans import Plan
 from hpccoll._requests import Line, Persistent
-from hpccoll.calls import Caller
-from hpccoll.channel import Attachment, Channel, is_forked, postpone_closing, refuse_forked
+from hpccoll.attachments import Attachment, postpone_closing
+from hpccoll.calls import Call, Caller
+from hpccoll.channel import Channel
+from hpccoll.forks import is_forked, refuse_forked
 from hpccoll.jobs import Deferred, Job
 
 LONGEST_HOLD = 0.01
@@ -45,7 +47,7 @@ class Ticket:
         Whether it has run.
     error : BaseException or None
         What it raised.
-    plan : Plan or None
+    plan : Plan, Call or None
         What ran.
     told : bool
         Whether the error is raised by hpccoll's own wait, so that MPI's need not report one.
@@ -56,15 +58,15 @@ class Ticket:
     def __init__(
         self,
         caller: Caller,
-        run: Callable[[Channel], Plan | None],
+        run: Callable[[Channel], Plan | Call | None],
         on_done: Callable[[], object] | None = None,
     ) -> None:
         self.caller = caller
-        self._run: Callable[[Channel], Plan | None] | None = run
+        self._run: Callable[[Channel], Plan | Call | None] | None = run
         self._on_done = on_done
         self.done = False
         self.error: BaseException | None = None
-        self.plan: Plan | None = None
+        self.plan: Plan | Call | None = None
         self.told = False
 
     def run(self, progress: "Progress") -> None:
@@ -201,12 +203,13 @@ class Progress:
         if ticket.error is not None:
             raise ticket.error
 
-    def run_job(self, job: Job | Deferred) -> Callable[[Channel], Plan]:
-        """Return what runs a job on the channel of this queue."""
+    def run_job(self, job: Job | Deferred) -> Callable[[Channel], Plan | Call]:
+        """Return what runs a job on the channel of this queue, after what the caller did so far."""
+        moment = job.record()
 
-        def run(channel: Channel) -> Plan:
+        def run(channel: Channel) -> Plan | Call:
             try:
-                return job.run(channel)
+                return job.run(channel, moment)
             except BaseException:
                 self.line.closed = True
                 raise

@@ -62,18 +62,21 @@ def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM):
         This rank's vector: an array, or ``[array, count]``, ``[array, datatype]``,
         ``[array, count, datatype]``, ``[array, (count, displacement), datatype]``. Arrays of
         any layout; elements pair up by index. In place (MPI.IN_PLACE, None, or the memory of
-        `recvbuf`) the vector is taken from `recvbuf`.
+        `recvbuf`) the vector is taken from `recvbuf`. In GPU memory, as of `hpccoll.allreduce`, on
+        the stream that is current there.
     recvbuf : buffer
         Receives the result: the same count and type, writable.
     op : mpi4py.MPI.Op or str, default MPI.SUM
         A predefined operation or one of hpccoll's names ("mean", "fmin", ...). Others
-        (user-made, MAXLOC, MINLOC) go to the MPI library, as do derived datatypes and device
-        memory; `last_call.path` says "native" then.
+        (user-made, MAXLOC, MINLOC) go to the MPI library, as do derived datatypes;
+        `last_call.path` says "native" then. GPU memory does only where ``info()["cuda_aware"]`` is
+        yes.
 
     Raises
     ------
     TypeError
-        Types differ, or the operation makes no sense on the type.
+        Types differ, or the operation makes no sense on the type; one buffer lies in GPU memory and
+        the other one does not, or on another device.
     ValueError
         Counts differ. On all ranks, where they passed different counts, types, operations,
         algorithms or segment sizes and this showed.

@@ -16,7 +16,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
-from hpccoll._plans cimport CallClock, Levels, Loops, Plan
+from hpccoll._plans cimport CallClock, DeviceWork, Levels, Loops, Plan
 from hpccoll import transport as transports
 from hpccoll.errors import CollectiveTimeoutError
 from hpccoll.transport import Failure, Word
@@ -24,60 +24,23 @@ from hpccoll.transport import Failure, Word
 cdef extern from "waiting.h" nogil:
     int64_t nanoseconds()
 
+cdef extern from "looking.h" nogil:
+    enum:
+        SHORTEST_NAP
+    ctypedef int test_function(void *request, int *flag, void *status) noexcept
+    void sleep_for(long nanoseconds)
+    int look_at(test_function *test, void *request, void *status, long longest_nap,
+                int64_t patience, int *complete)
+
 cdef extern from *:
     """
-    #include <sched.h>
     #include <stdint.h>
-    #include <time.h>
-
-    enum { SHORTEST_NAP = 5000, LOOKS_PER_GLANCE = 64, LOOKS_ALONE = 8 };
-
-    static void sleep_for(long nanoseconds)
-    {
-        nanosleep(&(struct timespec){0, nanoseconds}, NULL);
-    }
-
-    typedef int test_function(void *request, int *flag, void *status);
-
-    /* Look at a transfer until it is complete, or for so many nanoseconds. */
-    static int look_at(test_function *test, void *request, void *status, long longest_nap,
-                       int64_t patience, int *complete)
-    {
-        long nap = SHORTEST_NAP;
-        int64_t start = 0;
-        for (int looks = 1;; looks++) {
-            const int error = test(request, complete, status);
-            if (error || *complete)
-                return error;
-            if (longest_nap) {
-                nap = nap < longest_nap ? nap : longest_nap;
-                sleep_for(nap);
-                nap *= 2;
-            } else {
-                /* Whom it waits for may need this core. */
-                if (looks > LOOKS_ALONE)
-                    sched_yield();
-                if (looks % LOOKS_PER_GLANCE)
-                    continue;
-            }
-            const int64_t now = nanoseconds();
-            start = start ? start : now;
-            if (now - start >= patience)
-                return 0;
-        }
-    }
 
     static void count_one(void *at)
     {
         __atomic_fetch_add((unsigned long long *)at, 1, __ATOMIC_RELEASE);
     }
     """
-    enum:
-        SHORTEST_NAP
-    ctypedef int test_function(void *request, int *flag, void *status) noexcept nogil
-    void sleep_for(long nanoseconds) noexcept nogil
-    int look_at(test_function *test, void *request, void *status, long longest_nap,
-                int64_t patience, int *complete) noexcept nogil
     void count_one(void *at) noexcept nogil
 
 cdef extern from "Python.h":
@@ -97,6 +60,8 @@ cdef enum:
     FINISH = 7
     NODE_REDUCE = 8
     NODE_PUBLISH = 9
+    SUBMIT = 10
+    AWAIT = 11
 
 OPCODES = {
     "START_RECEIVE": START_RECEIVE,
@@ -109,6 +74,8 @@ OPCODES = {
     "FINISH": FINISH,
     "NODE_REDUCE": NODE_REDUCE,
     "NODE_PUBLISH": NODE_PUBLISH,
+    "SUBMIT": SUBMIT,
+    "AWAIT": AWAIT,
 }
 
 # Loops shorter than this run with the interpreter lock held: giving it up and taking it again
@@ -205,6 +172,8 @@ cdef class MessagePlan(Plan):
         Bytes per element of the caller's type and of partial values.
     levels : Levels, optional
         Of a hierarchical plan: what it does inside the node.
+    device : DeviceWork, optional
+        Of a plan on device memory: what the device does, in place of the loops.
     stage_in, in_nbytes : int
         Address to which so many bytes of the caller are copied before; 0 where the program works on
         the caller's memory itself.
@@ -235,6 +204,7 @@ cdef class MessagePlan(Plan):
     cdef size_t out_nbytes
     cdef Loops loops
     cdef Levels levels
+    cdef DeviceWork device
     cdef object status
     cdef object get_count
     cdef object get_tag
@@ -251,10 +221,11 @@ cdef class MessagePlan(Plan):
     cdef void *begun
 
     def __init__(self, instructions, sends, receives, Loops loops, *, itemsize, partial_itemsize,
-                 Levels levels=None, stage_in=0, in_nbytes=0, stage_out=0, out_nbytes=0,
-                 transport, status, keep, info):
+                 Levels levels=None, DeviceWork device=None, stage_in=0, in_nbytes=0, stage_out=0,
+                 out_nbytes=0, transport, status, keep, info):
         self.loops = loops
         self.levels = levels
+        self.device = device
         self.itemsize = itemsize
         self.partial_itemsize = partial_itemsize
         self.stage_in = <char *> <uintptr_t> stage_in
@@ -344,6 +315,8 @@ cdef class MessagePlan(Plan):
         if self.begun != NULL:
             count_one(self.begun)
         try:
+            if self.device is not None:
+                self.device.begin(source, target)
             if self.levels is not None:
                 self.levels.begin(source, target)
             self.follow_instructions()
@@ -352,6 +325,8 @@ cdef class MessagePlan(Plan):
         except BaseException as error:
             if self.levels is not None:
                 self.levels.leave(error)
+            if self.device is not None:
+                self.device.leave()
             self.give_up(error)
             raise
         self.usable = True
@@ -392,6 +367,10 @@ cdef class MessagePlan(Plan):
                 self.levels.reduce(code.index)
             elif code.opcode == NODE_PUBLISH:
                 self.levels.publish(code.index)
+            elif code.opcode == SUBMIT:
+                self.bytes_reduced += self.device.submit(code.index)
+            elif code.opcode == AWAIT:
+                self.device.wait(code.index)
             else:
                 run_widen(self.loops, code)
         return 0
@@ -420,7 +399,7 @@ cdef class MessagePlan(Plan):
                 error = look_at(self.test, message.handle, self.status_handle, self.nap, patience,
                                 &flag)
             if error:
-                raise self.transport.error(error)
+                raise self.transport.error(error, message.peer)
             return flag
         start = nanoseconds()
         while not PyObject_CallOneArg(message.test, <PyObject *> self.status):

@@ -145,6 +145,26 @@ cdef class Levels:
         raise NotImplementedError
 
 
+cdef class DeviceWork:
+    """What a plan has a device do with elements, work by work; a base class."""
+
+    cdef int begin(self, char *source, char *target) except -1:
+        """Begin a call on vectors at these addresses."""
+        raise NotImplementedError
+
+    cdef int64_t submit(self, Py_ssize_t index) except -1:
+        """Hand a work to the device, and return how many bytes it reduces."""
+        raise NotImplementedError
+
+    cdef int wait(self, Py_ssize_t index) except -1:
+        """Wait until a work is complete; -1 stands for what the caller had submitted before."""
+        raise NotImplementedError
+
+    cdef int leave(self) except -1:
+        """Leave a call before its end: wait until nothing of it is under way."""
+        raise NotImplementedError
+
+
 @cython.final
 cdef class Turn:
     """A lock that threads take turns with, and one thread may take again; a context manager.

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from hpccoll.algorithms import find
-from hpccoll.engine import Memory, Task, make_plan
+from hpccoll.engine import make_plan
 from hpccoll.local_transport import LocalRanks, LocalTransport
 from hpccoll.ops import OPERATIONS
 from hpccoll.pattern import NO_OPERATION, Pattern
 from hpccoll.reduction import Reduction, find_reduction, without_loops
+from hpccoll.scratch import Memory
+from hpccoll.task import Task
 from hpccoll.topology import Topology
 
 

@@ -13,8 +13,8 @@ import hpccoll
 from hpccoll import transport
 from hpccoll._plans import Loops
 from hpccoll.algorithms import ALGORITHMS
-from hpccoll.engine import SEGMENT_BYTES, STAGE_BYTES
 from hpccoll.reduction import Reduction
+from hpccoll.task import SEGMENT_BYTES, STAGE_BYTES
 
 NAMES = tuple(ALGORITHMS)
 SIZES = tuple(range(1, 10))

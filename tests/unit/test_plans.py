@@ -7,7 +7,7 @@ import pytest
 from inputs import contribution, expected
 from local_ranks import run
 
-from hpccoll import engine
+from hpccoll import plan_info
 from hpccoll._executor import OPCODES
 from hpccoll._node import GIVEN_UP_TAG
 from hpccoll._plans import Loops
@@ -20,7 +20,7 @@ NAMES = tuple(ALGORITHMS)
 
 def test_the_executor_and_the_package_mean_the_same_by_a_number():
     assert {opcode.name: opcode.value for opcode in Opcode} == OPCODES
-    assert engine.GIVEN_UP == GIVEN_UP_TAG
+    assert plan_info.GIVEN_UP == GIVEN_UP_TAG
 
 
 @pytest.mark.parametrize("count", [10, 50_000])
