@@ -1,12 +1,15 @@
 """The extension modules and how they are compiled; everything else is in pyproject.toml."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 DEBUG = os.environ.get("HPCCOLL_BUILD_DEBUG") == "1"
+JOBS = int(os.environ.get("HPCCOLL_BUILD_JOBS", "0"))  # modules that Cython has in hand; 0: one
 SANITIZE = os.environ.get("HPCCOLL_SANITIZE", "")  # "address,undefined" in tests/sanitize/run.sh
 
 # No -march=native and no -ffast-math: one build runs on every CPU of its architecture and sums
@@ -29,6 +32,25 @@ DIRECTIVES = {
 }
 
 
+# What GPU kernels are compiled from, where they run. A checkout has it in kernels/ itself.
+KERNEL_SOURCES = ["portable.h", "half.h", "operations.h", "cuda/*"]
+
+
+class BuildWithKernelSources(build_py):
+    """Puts the sources of the GPU kernels into the package hpccoll.cuda, as they are."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for pattern in KERNEL_SOURCES:
+            for source in sorted(Path("kernels").glob(pattern)):
+                inside = Path("hpccoll/cuda/source", source.relative_to("kernels"))
+                copy = Path(self.build_lib, inside)
+                self.mkpath(str(copy.parent))
+                self.copy_file(str(source), str(copy))
+
+
 def extension(name: str, *headers: str) -> Extension:
     return Extension(
         f"hpccoll.{name}",
@@ -45,6 +67,7 @@ def extension(name: str, *headers: str) -> Extension:
 
 
 setup(
+    cmdclass={"build_py": BuildWithKernelSources},
     ext_modules=cythonize(
         [
             extension(
@@ -52,13 +75,22 @@ setup(
                 "reduce_loops.h",
                 "operations.h",
                 "half.h",
+                "portable.h",
                 "loop_shapes.h",
                 "target_loops.h",
             ),
             extension("_plans"),
             extension("_comm"),
             extension("_requests"),
-            extension("_executor", "waiting.h"),
+            extension("_executor", "waiting.h", "looking.h"),
+            extension(
+                "_device",
+                "waiting.h",
+                "looking.h",
+                "device_work.h",
+                "portable.h",
+                "cuda/arguments.h",
+            ),
             extension("_arena", "arena.h", "array_handler.h", "regions.h"),
             extension(
                 "_node",
@@ -74,5 +106,6 @@ setup(
             ),
         ],
         compiler_directives=DIRECTIVES,
-    )
+        nthreads=JOBS,
+    ),
 )

@@ -27,6 +27,26 @@ class CollectiveTimeoutError(TimeoutError):
     ranks: tuple[int, ...] = ()
 
 
+class CudaError(RuntimeError):
+    """A function of the CUDA driver failed, or could not be called.
+
+    Parameters
+    ----------
+    message : str
+        What happened.
+    code : int
+        The CUresult; 0 where the function was not called.
+    """
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        """Return what happened."""
+        return str(self.args[0])
+
+
 def join_ranks(ranks: Iterable[int], most: int = 16) -> str:
     """Return ranks as text.
 
