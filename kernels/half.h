@@ -5,11 +5,7 @@
 #ifndef HPCCOLL_HALF_H
 #define HPCCOLL_HALF_H
 
-#include <stdint.h>
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline, unused))
-
-typedef union { float value; uint32_t bits; } float32_bits;
+#include "portable.h"
 
 /* `yes` or `no`, without the branch that `?:` may become, which stops vectorization. */
 ALWAYS_INLINE uint32_t pick(int condition, uint32_t yes, uint32_t no)
@@ -28,52 +24,48 @@ ALWAYS_INLINE float float32_of_float16(uint16_t half)
     const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
     /* Subnormal: fraction * 2^-24, without the hidden 1 of normal numbers. Read it with one, as
      * 2^-14 + fraction * 2^-24, and take the 2^-14 away, which is exact. */
-    float32_bits subnormal = {.bits = EXPONENT(-14) + magnitude};
-    const float32_bits smallest_normal = {.bits = EXPONENT(-14)};
-    subnormal.value -= smallest_normal.value;
-    const uint32_t finite = pick(magnitude < 0x400 << 13, subnormal.bits, magnitude + REBIAS);
+    const float smallest_normal = float32_of_bits(EXPONENT(-14));
+    const float subnormal = float32_of_bits(EXPONENT(-14) + magnitude) - smallest_normal;
+    const uint32_t finite = pick(magnitude < 0x400 << 13, bits_of_float32(subnormal),
+                                 magnitude + REBIAS);
     const uint32_t quiet = pick(magnitude > 0x7c00 << 13, 0x400000, 0);
     const uint32_t special = 0x7f800000 | magnitude | quiet;
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-    const float32_bits result = {
-        .bits = sign | pick(magnitude >= 0x7c00 << 13, special, finite)};
-    return result.value;
+    return float32_of_bits(sign | pick(magnitude >= 0x7c00 << 13, special, finite));
 }
 
 ALWAYS_INLINE uint16_t float16_of_float32(float x)
 {
-    const float32_bits input = {x};
-    const uint32_t sign = input.bits >> 16 & 0x8000;
-    const float32_bits magnitude = {.bits = input.bits & 0x7fffffff};
+    const uint32_t bits = bits_of_float32(x);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    const uint32_t magnitude = bits & 0x7fffffff;
     /* Compared as signed numbers, which all instruction sets can. */
-    const int32_t size = (int32_t)magnitude.bits;
+    const int32_t size = (int32_t)magnitude;
     /* Below 2^-14 a float16 counts in steps of 2^-24. So does a float32 between 0.5 and 1: adding
      * 0.5 rounds to such a step. */
-    const float32_bits half = {0.5f};
-    const float32_bits stepped = {magnitude.value + half.value};
-    const uint32_t subnormal = stepped.bits - half.bits;
+    const float stepped = float32_of_bits(magnitude) + 0.5f;
+    const uint32_t subnormal = bits_of_float32(stepped) - bits_of_float32(0.5f);
     /* Add just under half of the last place, and a little more where that place is odd: what needs
      * rounding up carries. From 65520 upwards the carry leads to infinity. */
-    const uint32_t odd = magnitude.bits >> 13 & 1;
-    const uint32_t normal = (magnitude.bits - REBIAS + 0xfff + odd) >> 13;
+    const uint32_t odd = magnitude >> 13 & 1;
+    const uint32_t normal = (magnitude - REBIAS + 0xfff + odd) >> 13;
     const uint32_t finite = pick(size < (int32_t)EXPONENT(-14), subnormal, normal);
-    const uint32_t not_a_number = 0x7e00 | (magnitude.bits >> 13 & 0x3ff);
+    const uint32_t not_a_number = 0x7e00 | (magnitude >> 13 & 0x3ff);
     const uint32_t special = pick(size > 0x7f800000, not_a_number, 0x7c00);
     return (uint16_t)(sign | pick(size >= (int32_t)EXPONENT(16), special, finite));
 }
 
 ALWAYS_INLINE float float32_of_bfloat16(uint16_t half)
 {
-    const float32_bits result = {.bits = (uint32_t)half << 16};
-    return result.value;
+    return float32_of_bits((uint32_t)half << 16);
 }
 
 ALWAYS_INLINE uint16_t bfloat16_of_float32(float x)
 {
-    const float32_bits input = {x};
-    const uint32_t odd = input.bits >> 16 & 1;
-    const uint32_t rounded = (input.bits + 0x7fff + odd) >> 16;
-    const uint32_t not_a_number = (input.bits >> 16 & 0x8000) | 0x7fc0;
+    const uint32_t bits = bits_of_float32(x);
+    const uint32_t odd = bits >> 16 & 1;
+    const uint32_t rounded = (bits + 0x7fff + odd) >> 16;
+    const uint32_t not_a_number = (bits >> 16 & 0x8000) | 0x7fc0;
     return (uint16_t)pick(x != x, not_a_number, rounded);
 }
 
@@ -81,21 +73,21 @@ ALWAYS_INLINE uint16_t bfloat16_of_float32(float x)
  * lower half moved up. So a loop over words needs no packing and unpacking. */
 ALWAYS_INLINE float upper_bfloat16(uint32_t word)
 {
-    return ((float32_bits){.bits = word & 0xffff0000}).value;
+    return float32_of_bits(word & 0xffff0000);
 }
 
 ALWAYS_INLINE float lower_bfloat16(uint32_t word)
 {
-    return ((float32_bits){.bits = word << 16}).value;
+    return float32_of_bits(word << 16);
 }
 
 /* As the upper half of a word, the lower half cleared; `x` is no NaN but NumPy's, whose lower half
  * is 0, so that rounding leaves it alone. */
 ALWAYS_INLINE uint32_t rounded_to_upper(float x)
 {
-    const float32_bits input = {x};
-    const uint32_t odd = input.bits >> 16 & 1;
-    return (input.bits + 0x7fff + odd) & 0xffff0000;
+    const uint32_t bits = bits_of_float32(x);
+    const uint32_t odd = bits >> 16 & 1;
+    return (bits + 0x7fff + odd) & 0xffff0000;
 }
 
 #endif

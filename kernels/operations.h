@@ -1,14 +1,11 @@
 /* What there is to reduce: the operations, the element types, and what each operation does to two
- * elements, `a` (left) and `b` (right). Loops, CPU targets, tables and the names that Python sees
- * follow from the lists in this file. */
+ * elements, `a` (left) and `b` (right). Loops, CPU targets, GPU kernels, tables and the names that
+ * Python sees follow from the lists in this file. */
 #ifndef HPCCOLL_OPERATIONS_H
 #define HPCCOLL_OPERATIONS_H
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "half.h"
+#include "portable.h"
 
 /* X(operation), in the order of hpccoll._kernels.OPERATIONS. */
 #define OPERATIONS(X) \
@@ -88,24 +85,29 @@
 /* The sum of the parts is that of twice as many real numbers. */
 #define COMPLEX_REDUCTIONS(X, layout, type, real) \
     X(pair_of_##real, type, sum, ) \
-    X(layout, type, prod, ((type##_value){one_nan_##real(a.re * b.re - a.im * b.im), \
-                                          one_nan_##real(a.re * b.im + a.im * b.re)})) \
-    X(layout, type, land, ((type##_value){IS_TRUE(a) & IS_TRUE(b), 0})) \
-    X(layout, type, lor, ((type##_value){IS_TRUE(a) | IS_TRUE(b), 0})) \
-    X(layout, type, lxor, ((type##_value){IS_TRUE(a) ^ IS_TRUE(b), 0}))
+    X(layout, type, prod, complex_of_##real(one_nan_##real(a.re * b.re - a.im * b.im), \
+                                         one_nan_##real(a.re * b.im + a.im * b.re))) \
+    X(layout, type, land, complex_of_##real(IS_TRUE(a) & IS_TRUE(b), 0)) \
+    X(layout, type, lor, complex_of_##real(IS_TRUE(a) | IS_TRUE(b), 0)) \
+    X(layout, type, lxor, complex_of_##real(IS_TRUE(a) ^ IS_TRUE(b), 0))
 
 #define IS_TRUE(z) (((z).re != 0) | ((z).im != 0))
 
-/* Elements. TYPE_memory is what lies in an array: at any address, whatever its declared type.
- * TYPE_value is what is computed with. */
-#define IN_MEMORY __attribute__((aligned(1), may_alias))
-
+/* Elements. TYPE_memory is what lies in an array, TYPE_value what is computed with. */
 #define DEFINE_TYPE(type, in_memory, value) \
     typedef value type##_value; \
     typedef in_memory type##_memory IN_MEMORY;
 
-typedef struct { float re, im; } float_pair;
-typedef struct { double re, im; } double_pair;
+#define DEFINE_PAIR(pair, type, real) \
+    typedef struct { real re, im; } pair; \
+    ALWAYS_INLINE pair complex_of_##type(real re, real im) \
+    { \
+        const pair z = {re, im}; \
+        return z; \
+    }
+
+DEFINE_PAIR(float_pair, float32, float)
+DEFINE_PAIR(double_pair, float64, double)
 
 DEFINE_TYPE(boolean, uint8_t, uint8_t)
 DEFINE_TYPE(int8, int8_t, int8_t)
@@ -147,34 +149,33 @@ DEFINE_TYPE(complex128, double, double_pair)
  * More than one choice is made with masks, since the branches that `?:` may become then stop
  * vectorization, or blow up what it gives. */
 #define DEFINE_FLOAT_HELPERS(type, real, width) \
-    typedef union { real value; uint##width##_t bits; } bits_of_##type; \
-    static const bits_of_##type nan_##type = {NAN}, sign_##type = {-(real)0}; \
-    ALWAYS_INLINE real pick_##type(int condition, bits_of_##type yes, bits_of_##type no) \
+    ALWAYS_INLINE real pick_##type(int condition, type##_bits yes, type##_bits no) \
     { \
         const uint##width##_t mask = -(uint##width##_t)condition; \
-        return ((bits_of_##type){.bits = (yes.bits & mask) | (no.bits & ~mask)}).value; \
+        return type##_of_bits((yes.bits & mask) | (no.bits & ~mask)); \
     } \
     ALWAYS_INLINE real unless_nan_##type(real x, real instead) \
     { \
-        return pick_##type(isnan(x), (bits_of_##type){instead}, (bits_of_##type){x}); \
+        const type##_bits yes = {instead}, no = {x}; \
+        return pick_##type(IS_NAN(x), yes, no); \
     } \
     ALWAYS_INLINE real one_nan_##type(real x) \
     { \
-        return isnan(x) ? nan_##type.value : x; \
+        return IS_NAN(x) ? (real)NAN : x; \
     } \
     ALWAYS_INLINE real min_of_##type(real a, real b) \
     { \
-        const bits_of_##type left = {a}; \
-        bits_of_##type lesser = {a < b ? a : b}; \
-        lesser.bits |= left.bits & sign_##type.bits; \
-        return pick_##type(isunordered(a, b), nan_##type, lesser); \
+        const type##_bits left = {a}, sign = {-(real)0}, nan = {NAN}; \
+        type##_bits lesser = {a < b ? a : b}; \
+        lesser.bits |= left.bits & sign.bits; \
+        return pick_##type(ARE_UNORDERED(a, b), nan, lesser); \
     } \
     ALWAYS_INLINE real max_of_##type(real a, real b) \
     { \
-        const bits_of_##type left = {a}; \
-        bits_of_##type greater = {a > b ? a : b}; \
-        greater.bits &= left.bits | ~sign_##type.bits; \
-        return pick_##type(isunordered(a, b), nan_##type, greater); \
+        const type##_bits left = {a}, sign = {-(real)0}, nan = {NAN}; \
+        type##_bits greater = {a > b ? a : b}; \
+        greater.bits &= left.bits | ~sign.bits; \
+        return pick_##type(ARE_UNORDERED(a, b), nan, greater); \
     }
 
 DEFINE_FLOAT_HELPERS(float32, float, 32)
