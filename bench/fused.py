@@ -14,7 +14,7 @@ from contest import Contest, Contestant, print_machine
 from mpi4py import MPI
 
 import hpccoll
-from hpccoll.fused import BUCKET_BYTES
+from hpccoll.buckets import BUCKET_BYTES
 
 
 def resnet50() -> Iterator[tuple[int, ...]]:

@@ -13,10 +13,11 @@ from hpccoll.simulator import simulate
 from hpccoll.traffic import Simulation
 
 if TYPE_CHECKING:
+    from hpccoll.bucketer import Bucketer
     from hpccoll.calls import Call
     from hpccoll.collectives import allgather, allreduce, barrier, broadcast, reduce, reduce_scatter
     from hpccoll.comm import Comm
-    from hpccoll.fused import Bucketer, allreduce_many
+    from hpccoll.fused import allreduce_many
     from hpccoll.information import info
     from hpccoll.nonblocking import (
         Handle,
@@ -64,7 +65,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Bucketer": "hpccoll.fused",
+    "Bucketer": "hpccoll.bucketer",
     "Call": "hpccoll.calls",
     "Comm": "hpccoll.comm",
     "Handle": "hpccoll.nonblocking",

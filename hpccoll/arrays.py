@@ -6,7 +6,7 @@ Each returns what runs on a channel, and a function that then gives what the use
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -15,20 +15,16 @@ from hpccoll import buffers
 from hpccoll.algorithms import AUTO, find
 from hpccoll.buffers import Array, Operand
 from hpccoll.channel import Channel, channel_of
+from hpccoll.checks import check_counts, check_output, check_root
 from hpccoll.chunks import chunks
-from hpccoll.jobs import (
-    NOTHING,
-    Deferred,
-    Job,
-    check_counts,
-    check_output,
-    check_root,
-    gathered,
-)
+from hpccoll.jobs import NOTHING, Deferred, Job, copier, gathered, streams_of
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
 from hpccoll.progress import Progress, progress_of
-from hpccoll.selection import Settings
+from hpccoll.selection import NCCL, Settings
+
+if TYPE_CHECKING:
+    from hpccoll.cuda.streams import GivenStream
 
 Result = Callable[[], Any]
 Names = tuple[str, str]
@@ -59,12 +55,15 @@ class Door:
         The ranks that take part.
     settings : Settings
         The arguments, else those of `comm`.
+    stream : GivenStream or None
+        The stream that arrays in GPU memory are on, where the user named one.
     """
 
     call: str
     collective: str
     comm: MPI.Intracomm
     settings: Settings
+    stream: "GivenStream | None" = None
 
     @classmethod
     def of(
@@ -76,6 +75,7 @@ class Door:
         segment_bytes: int | None = None,
         timeout: float | None = None,
         check: bool | None = None,
+        stream: object = None,
     ) -> "Door":
         """Check what all functions take."""
         if not isinstance(comm, MPI.Comm):
@@ -94,10 +94,19 @@ class Door:
             base.timeout if timeout is None else timeout,
             base.checked if check is None else check,
         )
-        if isinstance(algorithm, str) and algorithm != AUTO:
+        if isinstance(algorithm, str) and algorithm not in (AUTO, NCCL):
             find(algorithm, collective)
         settings.check()
-        return cls(call, collective, comm, settings)
+        if stream is None:
+            return cls(call, collective, comm, settings)
+        from hpccoll.cuda.streams import given_stream
+
+        return cls(call, collective, comm, settings, given_stream(stream))
+
+    @property
+    def stream_handle(self) -> int | None:
+        """CUDA's handle of the stream that the user named, if any."""
+        return None if self.stream is None else self.stream.handle
 
     def channel(self) -> Channel:
         """Return the channel of the communicator; the first call on it is collective."""
@@ -115,10 +124,11 @@ class Door:
         out: Array | None,
         count: int,
         names: Names = NAMES,
-        after: Callable[[], object] | None = None,
+        after: Callable[[int], object] | None = None,
     ) -> Job:
         """Return a checked job."""
         job = Job(self.call, self.settings, pattern, operation, x, out, names, count, after=after)
+        job.streams = streams_of(x, out, stream=self.stream_handle)
         return job.check(self.comm.rank, self.comm.size)
 
 
@@ -190,8 +200,8 @@ def allgather(
 
     if counts is not None:
         return make(check_counts("counts", counts, size)), result
-    if out is not None:
-        target_of(operand, out, None)  # what can be told now is told now
+    # What can be told of `out` now is told now.
+    given = None if out is None else target_of(operand, out, None)[0]
     kind = zlib.crc32(f"{source.dtype.newbyteorder('=')} {rest}".encode())
 
     def agree(channel: Channel) -> Job:
@@ -206,7 +216,7 @@ def allgather(
             raise ValueError(message)
         return make(tuple(told[:, 0].tolist()))
 
-    return Deferred(agree), result
+    return Deferred(agree, streams_of(source, given, stream=door.stream_handle)), result
 
 
 def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
@@ -224,11 +234,20 @@ def broadcast(door: Door, x: Any, root: int, out: Any) -> tuple[Job, Result]:
     if not sending:
         names = ("x", "x" if out is None else "out")
         return door.job(pattern, None, None, target, target.size, names), result
-    after = None
+    after, through = None, False
     if target is not source:
         check_output(target, "out")
-        after = lambda: np.copyto(target, source)  # noqa: E731
-    return door.job(pattern, None, source, None, source.size, after=after), result
+        if not buffers.same_memory(target, source):
+            after = copier((target, source))
+            # NumPy sees to overlaps by itself.
+            through = buffers.device_of(source) is not None and np.may_share_memory(target, source)
+    if through:
+        between = buffers.scratch_beside(source, source.size).reshape(source.shape)
+        after = copier((between, source), (target, between))
+    job = door.job(pattern, None, source, None, source.size, after=after)
+    job.streams = streams_of(source, target, stream=door.stream_handle)
+    job.waits = through
+    return job, result
 
 
 def barrier(door: Door) -> tuple[Job, Result]:
@@ -253,11 +272,25 @@ def operand_of(door: Door, x: Any) -> Operand:
     if x is MPI.IN_PLACE:
         message = f"x is MPI.IN_PLACE; in place is {IN_PLACE.get(door.collective, 'out=x')}"
         raise TypeError(message)
-    operand = buffers.of_array("x", x)
+    operand = buffers.of_array("x", x, door.stream_handle)
+    _check_stream(door, operand.array)
     if not buffers.is_number(operand.array.dtype):
         message = f"x has dtype {operand.array.dtype}; wanted numbers or bool"
         raise TypeError(message)
     return operand
+
+
+def _check_stream(door: Door, x: Array) -> None:
+    """Raise where the user named a stream, and it is none for `x`."""
+    if door.stream is None:
+        return
+    device = buffers.device_of(x)
+    if device is None:
+        message = "stream is given, and x lies in host memory; it is for arrays in GPU memory"
+        raise TypeError(message)
+    from hpccoll.cuda.streams import check_stream
+
+    check_stream(door.stream, device)
 
 
 def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tuple[Array, Result]:
@@ -278,7 +311,12 @@ def target_of(operand: Operand, out: Any, shape: tuple[int, ...] | None) -> tupl
     if buffers.is_scalar(out):
         message = f"out is a scalar of type {type(out).__name__}; wanted an array"
         raise TypeError(message)
-    target, x = buffers.of_array("out", out).array, operand.array
+    x = operand.array
+    if buffers.device_of(x) is None and buffers.is_on_device(out):  # said without the driver
+        message = "x lies in host memory, out in that of a GPU; they must lie in the same memory"
+        raise TypeError(message)
+    target = buffers.of_array("out", out).array
+    buffers.check_same_device(NAMES, x, target)
     if x.dtype.newbyteorder("=") != target.dtype.newbyteorder("="):
         message = f"out has dtype {target.dtype}, x has {x.dtype}; they must be the same"
         raise TypeError(message)

@@ -1,4 +1,4 @@
-"""What the user passed becomes a NumPy array on the same memory.
+"""What the user passed becomes a NumPy array on the same memory, or a `DeviceArray`.
 
 Nothing is copied here. There are two ways in: `of_spec` understands mpi4py's buffer forms,
 `of_array` what the functions take (arrays of any library, scalars, buffers).
@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from hpccoll.cuda.device_array import DeviceArray
 from hpccoll.ops import kind_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+HOST_MEMORY = (1, 3)
+"""DLPack's numbers of host memory, and of such that CUDA has pinned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What the user passed, as a NumPy array on the same memory.
+    """What the user passed, as an array on the same memory.
 
     Attributes
     ----------
-    array : numpy.ndarray
+    array : numpy.ndarray or DeviceArray
         A view; for a scalar an array of no dimensions.
     new_result : callable
         ``new_result(shape) -> (array, value)``: a fresh array for the result, and a function that
@@ -34,7 +38,7 @@ class Operand:
     new_result: Callable[[tuple[int, ...] | None], tuple[Array, Callable[[], Any]]]
 
 
-def of_array(argument: str, x: object) -> Operand:
+def of_array(argument: str, x: object, stream: int | None = None) -> Operand:
     """Take what a function of hpccoll accepts as an array.
 
     Parameters
@@ -42,13 +46,17 @@ def of_array(argument: str, x: object) -> Operand:
     argument : str
         Name of the argument, for messages.
     x : array or scalar
-        A NumPy array of any layout, NumPy or Python scalar, CPU tensor of torch, or an object with
-        ``__dlpack__`` or the buffer protocol.
+        A NumPy array of any layout, NumPy or Python scalar, tensor of torch, or an object with
+        ``__dlpack__``, ``__cuda_array_interface__`` or the buffer protocol.
+    stream : int, optional
+        The handle of the stream that the user named, for an array in GPU memory.
 
     Raises
     ------
     TypeError
-        It is none of these, or its memory is not the host's.
+        It is none of these, or its memory is neither the host's nor a CUDA device's.
+    ValueError, ImportError
+        As from `hpccoll.cuda.foreign_arrays.of_device`.
     """
     if isinstance(x, np.ndarray):
         return Operand(_plain(argument, x), lambda shape: _like_numpy(x, shape))
@@ -66,8 +74,17 @@ def of_array(argument: str, x: object) -> Operand:
         raise TypeError(message)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        array = _of_tensor(argument, torch, x)
-        return Operand(array, lambda shape: _like_tensor(argument, torch, x, shape))
+        check_tensor(argument, torch, x)
+        if x.device.type == "cpu":
+            tensor = _of_tensor(torch, x)
+            return Operand(tensor, lambda shape: _like_tensor(torch, x, shape))
+    if is_on_device(x):
+        from hpccoll.cuda import foreign_arrays
+
+        on_device = foreign_arrays.of_device(argument, x, stream)
+        return Operand(
+            on_device, lambda shape: foreign_arrays.new_like(x, on_device, shape, stream)
+        )
     array = _of_exporter(argument, x)
     return Operand(array, lambda shape: _like_exporter(array, x, shape))
 
@@ -84,9 +101,9 @@ def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
 
     Returns
     -------
-    numpy.ndarray or None
+    numpy.ndarray, DeviceArray or None
         An array on the same memory; None where the form is for the MPI library to understand
-        (a derived datatype, device memory, an address without an object).
+        (a derived datatype, an address without an object).
     """
     from mpi4py import MPI
 
@@ -123,13 +140,13 @@ def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
         dtype = _dtype_of(datatype)
         if dtype is None:
             return None
-        array = array.ravel(order="K").view(np.uint8)
+        array = array.reshape(-1).view(np.uint8)
         whole = array.nbytes // dtype.itemsize * dtype.itemsize
         if not rest and whole != array.nbytes:
             return None
         array = array[:whole].view(dtype)
     elif rest:
-        array = array.ravel(order="K")
+        array = array.reshape(-1)
     count, displacement = (*rest, None, None)[:2]
     start = int(displacement or 0)
     stop = array.size if count is None else start + int(count)
@@ -147,6 +164,17 @@ def of_spec(spec: object, argument: str = "the buffer") -> Array | None:
 def is_scalar(x: object) -> bool:
     """Whether it is a number of Python's or NumPy's, in which no result can be stored."""
     return isinstance(x, (bool, int, float, complex, np.generic))
+
+
+def is_on_device(x: object) -> bool:
+    """Whether it says that it lies in GPU memory; most of what comes cannot: no import for that."""
+    interface = "__cuda_array_interface__"
+    has_interface = hasattr(type(x), interface) or interface in getattr(x, "__dict__", ())
+    if not has_interface and not hasattr(x, "__dlpack_device__"):
+        return False
+    from hpccoll.cuda import foreign_arrays
+
+    return foreign_arrays.is_on_device(x)
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
@@ -181,6 +209,45 @@ def same_memory(x: Array, y: Array) -> bool:
         and x.strides == y.strides
         and x.dtype == y.dtype
     )
+
+
+def byte_bounds(x: Array) -> tuple[int, int]:
+    """Return the addresses between which the elements of an array lie."""
+    reach = [(n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True)]
+    start = x.ctypes.data
+    first = start + sum(step for step in reach if step < 0)
+    return first, start + sum(step for step in reach if step > 0) + x.itemsize
+
+
+def check_same_device(names: tuple[str, str], x: Array, out: Array) -> None:
+    """Raise where one array lies in host memory and the other one does not, or on two devices."""
+    one, other = device_of(x), device_of(out)
+    if one != other:
+        message = f"{names[0]} lies {_where(one)}, {names[1]} {_where(other)}; " + (
+            "they must lie in the same memory"
+        )
+        raise TypeError(message)
+
+
+def device_of(x: Array) -> int | None:
+    """Return the device that an array lies on; None for host memory."""
+    return x.device if isinstance(x, DeviceArray) else None
+
+
+def scratch_beside(x: Array, count: int) -> Array:
+    """Return fresh memory for `count` elements of the type of `x`, in the same place."""
+    dtype = x.dtype.newbyteorder("=")
+    if not isinstance(x, DeviceArray):
+        return np.empty(count, dtype)
+    from hpccoll.cuda.driver import get_device
+    from hpccoll.cuda.memory import device_bytes
+
+    memory: Array = device_bytes(get_device(x.device), count * dtype.itemsize).view(dtype)
+    return memory
+
+
+def _where(device: int | None) -> str:
+    return "in host memory" if device is None else f"on CUDA device {device}"
 
 
 def _plain(argument: str, x: Array) -> Array:
@@ -222,8 +289,9 @@ def _number(argument: str, x: object) -> Array:
     raise TypeError(message)
 
 
-def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
-    if x.device.type != "cpu":
+def check_tensor(argument: str, torch: Any, x: Any) -> None:
+    """Raise where a tensor of torch is not one of plain elements, on the host or a CUDA device."""
+    if x.device.type not in ("cpu", "cuda"):
         message = f"{argument} is a tensor on {x.device}; wanted host memory: {argument}.cpu()"
         raise TypeError(message)
     if x.requires_grad:
@@ -241,6 +309,9 @@ def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
             f"pass {argument}.resolve_conj().resolve_neg()"
         )
         raise TypeError(message)
+
+
+def _of_tensor(torch: Any, x: Any) -> Array:
     if x.dtype is torch.bfloat16:
         import ml_dtypes
 
@@ -249,18 +320,18 @@ def _of_tensor(argument: str, torch: Any, x: Any) -> Array:
 
 
 def _like_tensor(
-    argument: str, torch: Any, x: Any, shape: tuple[int, ...] | None
+    torch: Any, x: Any, shape: tuple[int, ...] | None
 ) -> tuple[Array, Callable[[], Any]]:
     result = torch.empty(x.shape if shape is None else shape, dtype=x.dtype)
-    return _of_tensor(argument, torch, result), lambda: result
+    return _of_tensor(torch, result), lambda: result
 
 
 def _of_exporter(argument: str, x: object) -> Array:
     array = _of_buffer(argument, x)
-    if array is None:
+    if array is None or isinstance(array, DeviceArray):
         message = (
             f"{argument} is of type {type(x).__name__}; wanted an array in host memory "
-            "(NumPy, torch, DLPack or the buffer protocol) or a number"
+            "(NumPy, torch, DLPack or the buffer protocol) or on a CUDA device, or a number"
         )
         raise TypeError(message)
     return array
@@ -277,7 +348,7 @@ def _like_exporter(
 
 
 def _of_buffer(argument: str, x: object, typed: bool = False) -> Array | None:
-    """Return a NumPy array on the memory of an object, or None where that is not to be had.
+    """Return an array on the memory of an object, or None where that is not to be had.
 
     `typed` is whether the caller knows the type of the elements, and bytes will do.
     """
@@ -289,14 +360,20 @@ def _of_buffer(argument: str, x: object, typed: bool = False) -> Array | None:
         return None  # they export an empty buffer
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _of_tensor(argument, torch, x) if x.device.type == "cpu" else None
+        check_tensor(argument, torch, x)
+        if x.device.type == "cpu":
+            return _of_tensor(torch, x)
+    if is_on_device(x):
+        from hpccoll.cuda.foreign_arrays import of_device
+
+        return of_device(argument, x)
     try:
         return np.asarray(memoryview(x))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
         pass
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         device, _ = x.__dlpack_device__()
-        return _of_dlpack(x, typed) if device == 1 else None  # 1: host memory
+        return _of_dlpack(x, typed) if device in HOST_MEMORY else None
     return None
 
 

@@ -9,7 +9,7 @@ from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import Plan
 from hpccoll.channel import OPERATION_OBJECTS
-from hpccoll.engine import PlanInfo
+from hpccoll.plan_info import PlanInfo
 
 
 class Call(NamedTuple):
@@ -22,11 +22,13 @@ class Call(NamedTuple):
     path : str
         "node" where all went through memory that the ranks of one node share, "point-to-point"
         where messages were sent, "hierarchical" where both, memory inside nodes and messages
-        between them, or "native" where the MPI library ran the call.
+        between them, or "native" where the MPI library ran the call. Of arrays in GPU memory also
+        "host" where the host combined them, "mapped" where ranks of a node reached each other's,
+        and "nccl".
     algorithm : str
         What ran. On the node path, how it moved the data: one of "in_line", "gathered",
-        "slotted", "read_from_peers" and "shared" (docs/architecture.md has them); "native" on that
-        path.
+        "slotted", "read_from_peers" and "shared" (docs/architecture.md has them); on the mapped
+        path "one_shot" or "direct"; "native" and "nccl" on the paths of these names.
     op, dtype : str
         The operation ("other" for one without a name here, "none" where elements only move) and
         the caller's type.
@@ -52,6 +54,11 @@ class Call(NamedTuple):
         The loops that reduced: a CPU target, "numpy", "none" where nothing was, or "native".
     in_place : bool
         Whether input and output were the same memory.
+    memory : str
+        Where the vectors were: "host", or a device ("cuda:0") and how what is on it travelled:
+        "direct" where messages had device pointers, "staged" where all went through pinned host
+        memory, "mapped" where ranks reached each other's memory ("mapped, staged" where they did so
+        inside nodes, and messages went between them), "nccl" where NCCL had it.
     """
 
     collective: str
@@ -72,10 +79,13 @@ class Call(NamedTuple):
     segment_bytes: int = 0
     kernel: str = "native"
     in_place: bool = False
+    memory: str = "host"
 
 
-def call_of(plan: Plan) -> Call:
-    """Return what the last run of a plan did."""
+def call_of(plan: "Plan | Call") -> Call:
+    """Return what the last run of a plan did; a call in its place is returned as it is."""
+    if isinstance(plan, Call):
+        return plan
     info: PlanInfo = plan.info
     task = info.task
     reduction = task.reduction
@@ -105,6 +115,7 @@ def call_of(plan: Plan) -> Call:
         segment_bytes=segment_bytes,
         kernel=reduction.kernel,
         in_place=plan.in_place,
+        memory=task.memory,
     )
 
 
@@ -148,7 +159,7 @@ NATIVE_NAMES = {
 """By mpi4py's name of a collective, ours."""
 
 
-OURS = (TypeError, ValueError, BufferError, TimeoutError, RuntimeError)
+OURS = (TypeError, ValueError, BufferError, TimeoutError, RuntimeError, ImportError)
 """What hpccoll raises."""
 
 
@@ -182,9 +193,16 @@ class Caller:
             door, _, rest = text.partition(": ")
             if door.lower() == self.name.lower():  # of a plan that the other door made
                 text = f"{self.name}: {rest}"
-                error.args = (text,)
+                _retell(error, text)
             if not text.startswith(self.name):
                 where = ""
                 if isinstance(self.comm, MPI.Comm) and self.comm != MPI.COMM_NULL:
                     where = f" (rank {self.comm.rank} of {self.comm.size})"
-                error.args = (f"{self.name}: {text}{where}",)
+                _retell(error, f"{self.name}: {text}{where}")
+
+
+def _retell(error: BaseException, text: str) -> None:
+    """Give an error another text; what else it has stays."""
+    error.args = (text, *error.args[1:])
+    if isinstance(error, ImportError):
+        error.msg = text

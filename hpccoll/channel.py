@@ -7,10 +7,8 @@ Messages travel on the duplicate, so that they never meet the user's own.
 
 import math
 import os
-import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -21,7 +19,9 @@ from hpccoll._executor import MessagePlan
 from hpccoll._node import NodePlan
 from hpccoll._plans import PART_IN_PLACE, Plan, PlanCache, Turn
 from hpccoll.arena import empty_array
-from hpccoll.engine import Bytes, Memory, Task, make_plan
+from hpccoll.attachments import Attachment
+from hpccoll.comparison import Comparison
+from hpccoll.engine import SOURCE, TARGET, make_plan
 from hpccoll.errors import NEW_ONE, MismatchError
 from hpccoll.hierarchy import make_hierarchical_plan
 from hpccoll.opening import Opening, look_at_given_up, some_given_up
@@ -29,7 +29,9 @@ from hpccoll.ops import OPERATIONS, Operation
 from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
 from hpccoll.placement import discover, raise_first
 from hpccoll.reduction import Reduction, find_reduction, without_loops
+from hpccoll.scratch import Bytes, Memory
 from hpccoll.selection import Settings
+from hpccoll.task import Task
 from hpccoll.time_limits import (
     NANOSECONDS,
     WARNING_SECONDS,
@@ -45,7 +47,37 @@ OPERATION_OBJECTS: tuple[tuple[object, str], ...] = (
     *((getattr(MPI, op.mpi), op.name) for op in OPERATIONS.values() if op.mpi),
 )
 
-Numbers = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+class Planner(Protocol):
+    """Makes the plans of calls on vectors that are not in host memory (in `hpccoll.cuda`)."""
+
+    name: str
+    """Under which its plans are kept."""
+    serves_any_address: bool
+    """Whether its plans learn only when they run where the vectors are."""
+
+    def make_plan(self, task: Task, source: int, target: int) -> Plan:
+        """Make the plan of a task.
+
+        Parameters
+        ----------
+        task : Task
+            What to do.
+        source, target : int
+            As of `Channel.run`; `SOURCE` and `TARGET` of `hpccoll.engine` in their place where
+            plans serve any address, and 0 where the plan copies the vector.
+        """
+
+
+class DeviceSite(Planner, Protocol):
+    """What a channel has on one device (`hpccoll.cuda.site.Site`)."""
+
+    def leave(self) -> None:
+        """Let go of what is other ranks', before any of them gives it back."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
 
 MOST_TABLES = 64
 """When there are more sets of settings and patterns than this, all plans are made anew."""
@@ -76,6 +108,8 @@ class Channel:
         Scratch memory of all plans; the second is such that the node shares.
     spare_cores : bool
         Whether a thread beside this rank has a core of its own.
+    sites : dict
+        By name: what it has on each device on which vectors of calls were.
     turn : Turn
         Held while a plan runs, or scratch memory is in use: calls of two threads take turns.
     """
@@ -119,18 +153,18 @@ class Channel:
         private.Set_name("hpccoll")
         private.Set_errhandler(MPI.ERRORS_RETURN)
         self.turn = Turn()
-        self._plans: dict[tuple[Settings, Pattern], PlanCache] = {}
+        self._plans: dict[tuple[Settings, Pattern, str], PlanCache] = {}
+        self.sites: dict[str, DeviceSite] = {}
         self._reductions: dict[tuple[str, Any], Reduction] = {}
         self._unsettled = False
         self._out_of_step = False
-        self._comparison: tuple[Plan, Numbers] | None = None
-        self._text_under_way = ""
         self.rank = private.rank
         self.size = private.size
         self.transport = MpiTransport(private)
         self.clock = self.transport.clock
         self.clock.warning = int(WARNING_SECONDS * NANOSECONDS)
         self._usual_limit = usual
+        self._comparison = Comparison(self)
         self.memory = Memory()
         self.shared_memory = Memory(self._empty_shared)
         try:
@@ -167,9 +201,11 @@ class Channel:
         memory = self.shared_memory if self.meeting.shares_scratch else self.memory
         return memory.block(purpose, nbytes)
 
-    def plans(self, settings: Settings, pattern: Pattern = ALLREDUCE) -> PlanCache:
-        """Return the plans made with these settings for calls of this pattern."""
-        found = self._plans.get((settings, pattern))
+    def plans(
+        self, settings: Settings, pattern: Pattern = ALLREDUCE, planner: str = ""
+    ) -> PlanCache:
+        """Return the plans made with these settings for calls of this pattern, by a planner."""
+        found = self._plans.get((settings, pattern, planner))
         if found is None:
             if len(self._plans) >= MOST_TABLES:
                 with self.turn:
@@ -182,7 +218,7 @@ class Channel:
                 part_in_place=pattern.collective == "allgather",
             )  # fmt: skip
             found.checked = self.is_checked(settings)
-            self._plans[settings, pattern] = found
+            self._plans[settings, pattern, planner] = found
         return found
 
     def reduction(self, operation: Operation | None, dtype: Any) -> Reduction:
@@ -201,7 +237,14 @@ class Channel:
         return loops and self.meeting.serves(self.topology)
 
     def run(
-        self, settings: Settings, task: Task, source: int, target: int, *, in_place: bool
+        self,
+        settings: Settings,
+        task: Task,
+        source: int,
+        target: int,
+        *,
+        in_place: bool,
+        planner: Planner | None = None,
     ) -> Plan:
         """Run a task and return its plan.
 
@@ -215,11 +258,15 @@ class Channel:
             Addresses of what this rank brings, and of what it wants; 0 where that is nothing.
         in_place : bool
             What it brings stands in what it wants; then both addresses are the same.
+        planner : Planner, optional
+            Makes the plan, where the vectors are not in host memory.
         """
-        plans = self.plans(settings, task.pattern)
-        # What such plans do does not depend on where the vector lies: 0 stands for any place.
-        any_place = task.algorithm is None or task.staged or self._through_nodes(task)
-        where = (0, 0) if any_place else (source, target)
+        plans = self.plans(settings, task.pattern, planner.name if planner else "")
+        where = source, target  # 0: such a plan does the same wherever the vector lies
+        if planner is not None and planner.serves_any_address:
+            where = TARGET if in_place else SOURCE, TARGET
+        elif task.is_copied or (planner is None and self._in_nodes(task)):
+            where = 0, 0
         itemsize = task.reduction.dtype.itemsize
         brings = task.pattern.brings(self.rank, self.size, task.count).count * itemsize
         wants = task.pattern.wants(self.rank, self.size, task.count).count * itemsize
@@ -232,7 +279,7 @@ class Channel:
             plan = plans.find(key)
             # One type number stands for all units of times and durations, for example.
             if plan is None or plan.info.task.reduction.dtype != task.reduction.dtype:
-                plan = self.make_plan(task, *where)
+                plan = (self if planner is None else planner).make_plan(task, *where)
                 plans.keep(key, plan)
             start = source + plan.own_offset if in_place else source
             self.execute(plan, start, target, self.limit(settings))
@@ -263,48 +310,7 @@ class Channel:
         MismatchError
             Naming who calls what.
         """
-        with self.turn:
-            self.settle(self.limit(settings))
-            if self._comparison is not None and not self._comparison[0].usable:
-                self._free_comparison()
-            if self._comparison is None:
-                self._comparison = self._make_comparison(call)
-            plan, numbers = self._comparison
-            address = numbers.ctypes.data
-            number = self.clock.number + 1
-            numbers[:] = mine = agreement.fingerprint(text, number)
-            self._text_under_way = text
-            try:
-                self.execute(plan, address, address, self.limit(settings))
-            finally:
-                self._text_under_way = ""
-            if not np.array_equal(mine, numbers):
-                raise self._mismatch(call, text, number)
-
-    def _free_comparison(self) -> None:
-        if self._comparison is not None:
-            self._comparison[0].free()
-            self._comparison = None
-
-    def _make_comparison(self, call: str) -> tuple[Plan, Numbers]:
-        """Return the plan of an all-reduce of two numbers, and where they stand."""
-        reduction = self.reduction(OPERATIONS["max"], np.dtype(np.uint64))
-        algorithm = selection.choose(
-            Settings(),
-            "",
-            topology=self.topology,
-            nbytes=16,
-            count=2,
-            through_memory=self.through_memory(reduction, ALLREDUCE),
-        )
-        task = Task(call, algorithm, "max", reduction, 2, None, self.topology, is_comparison=True)
-        numbers = np.zeros(2, np.uint64)
-        return self.make_plan(task, numbers.ctypes.data, numbers.ctypes.data), numbers
-
-    def _mismatch(self, call: str, text: str, number: int) -> MismatchError:
-        """Return the error of ranks that call different things. Collective."""
-        told = self.transport.gather_texts(f"{text} (call {number} on this communicator)")
-        return agreement.mismatch(call, told)
+        self._comparison.run(settings, call, text)
 
     def execute(self, plan: Plan, source: int, target: int, limit: int) -> None:
         """Run a plan, and note what is to be done if it fails. The caller holds the turn."""
@@ -329,6 +335,10 @@ class Channel:
             plan.count_at(node.calls_by_messages)
         return plan
 
+    def _in_nodes(self, task: Task) -> bool:
+        """Whether a plan in host memory works in the memory of nodes, wherever the vector lies."""
+        return task.algorithm is None or self._through_nodes(task)
+
     def _through_nodes(self, task: Task) -> bool:
         """Whether a task goes through the memory of nodes, and by messages between them."""
         return (
@@ -344,9 +354,9 @@ class Channel:
         if isinstance(plan, NodePlan) and plan.differs and isinstance(error, MismatchError):
             # All ranks have seen that, and are still in step.
             task = plan.info.task
-            text = self._text_under_way or task.full_text("auto")
+            text = self._comparison.text or task.full_text("auto")
             try:
-                error.args = self._mismatch(task.call, text, self.clock.number).args
+                error.args = self._comparison.mismatch(task.call, text, self.clock.number).args
             finally:
                 self.allow_repeats(not self.clock.broken)
         if isinstance(plan, NodePlan) and plan.disagrees:
@@ -363,6 +373,19 @@ class Channel:
             self._unsettled = not plan.usable
         if self._unsettled or self._out_of_step or self.clock.broken:
             self.allow_repeats(False)
+
+    def lose(self, number: int) -> None:
+        """Give up a call for good, and tell the others, who may wait in it.
+
+        Parameters
+        ----------
+        number : int
+            Of the call, which this rank has perhaps not begun.
+        """
+        self.clock.number = max(number, self.clock.number)
+        self.clock.lose()
+        self.transport.lose(self.clock.broken)
+        self.allow_repeats(False)
 
     def settle(self, limit: int) -> None:
         """Do what is to be done after a failure, before the next call. All ranks do.
@@ -414,151 +437,43 @@ class Channel:
             if not self.opening.complete and self._refusal is None:
                 self.opening.give_up()
             return
-        self._free_comparison()
+        self._comparison.free()
         if self.clock.broken:
-            return  # others may not come to this; memory in which they may still write stays
+            # Others may not come to this: memory in which they, or a device, may still write stays.
+            _abandoned.extend(self.sites.values())
+            return
         for plans in self._plans.values():
             plans.clear()
         self._plans.clear()
         if MPI.Is_finalized():
             return
         look_at_given_up()
+        for site in self.sites.values():
+            site.leave()
         # Peers may still be looking at this rank's memory. It stays where one of them may never
         # come to this: MPICH keeps a communicator on which an opening was given up.
         if self.transport.come_together(PATIENCE if some_given_up() else math.inf):
+            for site in self.sites.values():
+                site.close()
             self.memory.clear()
             self.shared_memory.clear()
             self.meeting.leave(self.transport.comm)
             self.transport.close()
 
 
+_abandoned: list[DeviceSite] = []
+"""Sites that stay to the end of the process: nobody knows when they are used no more."""
+
 _channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
-_forked = False
 
 
 def _in_forked_child() -> None:
-    # This process is a copy of the one that MPI knows: refuse all calls, repeated ones as well.
-    global _forked
-    _forked = True
+    # Repeated calls do not come to where `refuse_forked` is called.
     for channel in _channels:
         channel.allow_repeats(False)
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
-
-
-def is_forked() -> bool:
-    """Whether this process is a forked child of the one that MPI knows."""
-    return _forked
-
-
-def refuse_forked(call: str) -> None:
-    """Raise RuntimeError in a forked child; `call` is what the user called."""
-    if _forked:
-        message = (
-            f"{call}: called in a forked child (process {os.getpid()}, MPI was started in its "
-            f"parent, {os.getppid()}); MPI cannot be used there"
-        )
-        raise RuntimeError(message)
-
-
-class Closable(Protocol):
-    """What can hang on a communicator."""
-
-    is_open: bool
-    """Whether it can be used."""
-
-    def open(self, call: str, timeout: float | None) -> None:
-        """Make it ready. Collective, with a time limit."""
-
-    def close(self) -> None:
-        """Give everything back. Collective, as the ``Free`` that leads here is."""
-
-
-Attached = TypeVar("Attached", bound=Closable)
-
-
-class Attachment(Generic[Attached]):
-    """Objects of one kind that hang on communicators, one each, as MPI attributes.
-
-    Parameters
-    ----------
-    make : callable
-        ``make(comm)`` makes one.
-    """
-
-    def __init__(self, make: Callable[[MPI.Intracomm], Attached]) -> None:
-        self._make = make
-        self._keyval = MPI.KEYVAL_INVALID
-        self._bookkeeping = threading.Lock()
-        self._creations: dict[int, threading.Lock] = {}
-
-    def find(self, comm: MPI.Intracomm) -> Attached | None:
-        """Return what hangs on a communicator, or None. A local call."""
-        if self._keyval == MPI.KEYVAL_INVALID:
-            return None
-        return comm.Get_attr(self._keyval)  # type: ignore[return-value]
-
-    def of(self, comm: MPI.Intracomm, call: str, timeout: float | None = None) -> Attached:
-        """Return what hangs on a communicator, ready for use; make it if it is not there.
-
-        Raises
-        ------
-        RuntimeError
-            In a forked child; the text names the `call`.
-        """
-        refuse_forked(call)
-        with self._bookkeeping:
-            if self._keyval == MPI.KEYVAL_INVALID:
-                # Without a copy function, a duplicate of the communicator starts without one.
-                self._keyval = MPI.Comm.Create_keyval(copy_fn=None, delete_fn=_freed)
-        found = self.find(comm)
-        if found is not None and found.is_open:
-            return found
-        # One lock per communicator, since it may be held while other ranks are waited for: threads
-        # may come with their communicators in another order there.
-        handle = MPI._handleof(comm)
-        with self._bookkeeping:
-            creation = self._creations.setdefault(handle, threading.Lock())
-        with creation:
-            found = self.find(comm)
-            if found is None:
-                found = self._make(comm)
-                comm.Set_attr(self._keyval, found)
-            if not found.is_open:
-                try:
-                    found.open(call, timeout)
-                except ValueError:  # that of all ranks; nothing is left
-                    comm.Delete_attr(self._keyval)
-                    raise
-        with self._bookkeeping:
-            self._creations.pop(handle, None)
-        return found
-
-
-def _freed(comm: MPI.Comm, keyval: int, attached: Closable) -> None:
-    # Predefined communicators are never freed by a user; what comes here is MPI_Finalize, in which
-    # MPI takes its duplicates down itself.
-    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF) and not _forked:
-        postponed: list[Closable] | None = getattr(_of_thread, "postponed", None)
-        if postponed is None:
-            attached.close()
-        else:
-            postponed.append(attached)
-
-
-_of_thread = threading.local()
-
-
-def postpone_closing() -> list[Closable]:
-    """Return a list in which what is to be closed in this thread is put instead.
-
-    MPICH frees a communicator that is being duplicated when that is done, in the middle of a call
-    of whoever finds it done.
-    """
-    postponed: list[Closable] = []
-    _of_thread.postponed = postponed
-    return postponed
 
 
 _attachment = Attachment(lambda comm: Channel(comm))

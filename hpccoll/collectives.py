@@ -22,6 +22,7 @@ def allreduce(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> T:
     """Combine an array from every rank, element by element, and return the result on every rank.
 
@@ -33,8 +34,10 @@ def allreduce(
     x : array or scalar
         This rank's contribution; not changed unless it is `out`. NumPy arrays of any layout
         (strided, reversed, Fortran-ordered, foreign byte order, read-only, no dimensions, empty),
-        NumPy and Python scalars, CPU tensors of torch, and objects with ``__dlpack__`` or the
-        buffer protocol. Elements pair up by index, whatever their order in memory.
+        NumPy and Python scalars, tensors of torch, and objects with ``__dlpack__`` or the
+        buffer protocol. Elements pair up by index, whatever their order in memory. In GPU memory
+        arrays of CuPy, torch, JAX and Numba, and objects with ``__cuda_array_interface__`` or
+        ``__dlpack__``; on all ranks, or on none.
     op : str or mpi4py.MPI.Op, default "sum"
         "sum", "mean", "prod", "min", "max", "fmin", "fmax", "land", "lor", "lxor", "band", "bor",
         "bxor", or the MPI operation of that name. "mean" divides the complete sum by the number
@@ -43,19 +46,20 @@ def allreduce(
     out : array, optional
         Receives the result: same shape and type as `x`, writable, of any layout; gaps of a view
         stay untouched. ``out=x`` is in place. An `out` that overlaps `x` in part is right, too.
-        By default a new array of the shape, type and library of `x`.
+        It lies where `x` does: in host memory, or on the same device. By default a new array of the
+        shape, type and library of `x`, in the same place.
     comm : mpi4py.MPI.Intracomm, default MPI.COMM_WORLD
         The ranks that take part. Messages travel on a private duplicate. An `hpccoll.Comm`
         brings its settings along.
     algorithm : str, optional
         A name of `hpccoll.algorithms`, or "auto": what the environment variable
         ``HPCCOLL_ALGORITHM`` of rank 0 names, else a choice by nodes, number of ranks, bytes and
-        count, which may go through memory that ranks of a node share. Default: what `comm` was
-        made with, else "auto".
+        count, which may go through memory that ranks of a node share. "nccl" leaves a call on
+        arrays in GPU memory to NCCL (docs/gpu.md). Default: what `comm` was made with, else "auto".
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        512 KiB. Smaller overlaps more and costs more per message. Without effect where no message
-        is sent.
+        512 KiB, and 2 MiB of arrays in GPU memory. Smaller overlaps more and costs more per
+        message. Without effect where no message is sent.
     timeout : float, optional
         Seconds that this rank waits for one thing (a message, a step of a peer in shared memory)
         before it gives the call up; ``math.inf`` for any time. May differ between ranks. Default:
@@ -66,22 +70,35 @@ def allreduce(
         root, algorithm, segment size and how many calls there were. Equal on all ranks; costs a
         small all-reduce, but next to nothing in the memory of a node. Default: what `comm` was made
         with, else ``HPCCOLL_CHECK`` of rank 0.
+    stream : int or stream, optional
+        For arrays in GPU memory: the stream that the caller's work is on, as a handle or as an
+        object of CuPy, torch, Numba or cuda.core. The call reads what that stream has been given
+        before, and what it is given afterwards finds the result; the host need not wait for either.
+        Default: of torch and CuPy arrays the current stream of the library, else the one that
+        ``__cuda_array_interface__`` names, else the legacy default stream. Non-blocking calls
+        follow the stream as it is when they begin; after ``wait()`` the result is there for any.
 
     Returns
     -------
     array or scalar
         `out`, or a new array of the shape, type and library of `x`; a scalar for a scalar.
-        Objects known only by the buffer protocol give a NumPy array.
+        Objects known only by the buffer protocol give a NumPy array; those in GPU memory of a
+        library that takes no DLPack, an `hpccoll.cuda.CudaArray`.
 
     Raises
     ------
     TypeError
-        `x` is no array (a list, an array of objects), lies on a device, or `op` makes no sense on
-        its type; `out` has another type, `comm` is no intracommunicator, or a setting has the
-        wrong type.
+        `x` is no array (a list, an array of objects), or `op` makes no sense on its type; `out` has
+        another type, or one of the two lies in GPU memory and the other one does not, or on another
+        device; `stream` is no stream, or `x` lies in host memory; `comm` is no intracommunicator,
+        or a setting has the wrong type.
     ValueError
-        `out` has another shape; `op` or `algorithm` is unknown; or, at the first call on `comm`,
-        an environment variable cannot be read.
+        `out` has another shape; `op` or `algorithm` is unknown; an array lies in GPU memory that
+        was freed, or on a device that this process does not see, or `stream` on another one; or, at
+        the first call on `comm`, an environment variable cannot be read.
+    ImportError
+        `x` lies in GPU memory, and hpccoll was installed without ``hpccoll[cuda12]`` or
+        ``hpccoll[cuda13]``.
     MismatchError
         A ValueError, on all ranks: they passed different counts, types, operations, algorithms or
         segment sizes. Always with `check`, else where this showed.
@@ -89,7 +106,7 @@ def allreduce(
         A TimeoutError: others did not come in time; its `ranks` are those that gave no sign. `comm`
         cannot be used any more: `comm.Dup()` gives a new one.
     BufferError
-        `out` is read-only.
+        `out` is read-only, as all arrays of JAX are.
     RuntimeError
         Called in a forked child of a process that used MPI, or a call on `comm` was left before
         its end, here or on another rank.
@@ -115,7 +132,9 @@ def allreduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allreduce", comm) as caller:
-        door = Door.of("allreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "allreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         job, result = arrays.allreduce(door, x, op, out)
         caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
@@ -132,6 +151,7 @@ def reduce(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> T | None:
     """Combine an array from every rank, element by element, and return the result on one rank.
 
@@ -149,7 +169,7 @@ def reduce(
     out : array, optional
         At the root as of `allreduce`; ``out=x`` is in place. Elsewhere it stays untouched, and may
         be None.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, stream
         As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("reduce")``.
 
     Returns
@@ -170,7 +190,7 @@ def reduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("reduce", comm) as caller:
-        door = Door.of("reduce", "reduce", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of("reduce", "reduce", comm, algorithm, segment_bytes, timeout, check, stream)
         job, result = arrays.reduce(door, x, op, root, out)
         caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
@@ -187,6 +207,7 @@ def reduce_scatter(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> T:
     """Combine an array from every rank, and return to each rank its part of the result.
 
@@ -207,7 +228,7 @@ def reduce_scatter(
         Receives this rank's rows. ``out=x`` is in place as in MPI: the result goes to the first
         rows of `x` on every rank (not to the rank's own rows, as in NCCL), and the others are left
         as they were.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, stream
         As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("reduce_scatter")``.
 
     Returns
@@ -230,7 +251,14 @@ def reduce_scatter(
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("reduce_scatter", comm) as caller:
         door = Door.of(
-            "reduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes, timeout, check
+            "reduce_scatter",
+            "reduce_scatter",
+            comm,
+            algorithm,
+            segment_bytes,
+            timeout,
+            check,
+            stream,
         )
         job, result = arrays.reduce_scatter(door, x, op, out, counts)
         caller.ran = job.run(door.channel())
@@ -247,6 +275,7 @@ def allgather(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> T:
     """Join an array from every rank along the first dimension, and return all of it on every rank.
 
@@ -263,7 +292,7 @@ def allgather(
     out : array, optional
         Receives the result. In place is as in MPI (and in NCCL): `x` is this rank's own rows of
         `out`.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, stream
         As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("allgather")``.
 
     Returns
@@ -285,7 +314,9 @@ def allgather(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("allgather", comm) as caller:
-        door = Door.of("allgather", "allgather", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "allgather", "allgather", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         job, result = arrays.allgather(door, x, out, counts)
         caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]
@@ -301,6 +332,7 @@ def broadcast(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> T:
     """Copy an array from one rank to all.
 
@@ -316,7 +348,7 @@ def broadcast(
         The rank that has the values.
     out : array, optional
         Receives the values, at the root as well, in place of `x`.
-    comm, algorithm, segment_bytes
+    comm, algorithm, segment_bytes, stream
         As of `allreduce`; the algorithms are those of ``hpccoll.algorithms("broadcast")``.
 
     Returns
@@ -338,7 +370,9 @@ def broadcast(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("broadcast", comm) as caller:
-        door = Door.of("broadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "broadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         job, result = arrays.broadcast(door, x, root, out)
         caller.ran = job.run(door.channel())
     return result()  # type: ignore[no-any-return]

@@ -8,8 +8,10 @@ from hpccoll import _comm, specs
 from hpccoll._plans import Plan
 from hpccoll.algorithms import AUTO
 from hpccoll.calls import Call, Caller, call_of, native_call
-from hpccoll.channel import channel_of, refuse_forked
+from hpccoll.channel import channel_of
+from hpccoll.forks import refuse_forked
 from hpccoll.jobs import Deferred, Job
+from hpccoll.native import leave_to_mpi
 from hpccoll.progress import settle_first_call
 from hpccoll.requests import NonblockingCalls
 from hpccoll.selection import Settings
@@ -21,6 +23,7 @@ class Comm(NonblockingCalls, MPI.Intracomm):
     It is the same communicator: the same handle, equal to `comm`, with all methods of
     `mpi4py.MPI.Intracomm`. What `hpccoll.Comm` does not implement goes to the MPI library.
     ``Dup``, ``Split``, ``Create`` and the like return an `hpccoll.Comm` with the same settings.
+    Calls on arrays in GPU memory are on their current stream, as of `hpccoll.allreduce`.
 
     Parameters
     ----------
@@ -32,7 +35,8 @@ class Comm(NonblockingCalls, MPI.Intracomm):
         count. Equal on all ranks.
     segment_bytes : int, optional
         Upper limit of one message in bytes, rounded down to whole elements, at least one. Default:
-        512 KiB. Without effect where no message is sent. Equal on all ranks.
+        512 KiB, and 2 MiB of arrays in GPU memory. Without effect where no message is sent. Equal
+        on all ranks.
     timeout : float, optional
         Seconds that this rank waits for one thing (a message, a step of a peer in shared memory)
         before it gives a call up. Default: ``HPCCOLL_TIMEOUT``, else any time, with a warning on
@@ -121,6 +125,7 @@ class Comm(NonblockingCalls, MPI.Intracomm):
             job = self._understood(name, name, arguments)
             if job is None:
                 refuse_forked(name)
+                leave_to_mpi(arguments)
                 getattr(MPI.Intracomm, name)(self, *arguments)
                 caller.ran = native_call(name, arguments, self.size)
                 return
@@ -128,8 +133,10 @@ class Comm(NonblockingCalls, MPI.Intracomm):
             caller.ran = job.run(channel)
         recent = self._recent
         assert recent is not None  # `Caller` has noted the call
-        if not isinstance(job, Job) or (
-            channel.is_checked(self._settings) and not job.headers_tell
+        if (
+            not isinstance(job, Job)
+            or job.on_device
+            or (channel.is_checked(self._settings) and not job.headers_tell)
         ):
             return  # each call comes this way
         if job.pattern.counts is None:

@@ -67,6 +67,10 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
             ``progress``, how calls that were begun go on: by a "thread" of their communicator, or
             "in test and wait" only, which is so below ``MPI.THREAD_MULTIPLE``; None where unknown.
             ``note`` as above; it also says why there is no thread.
+        cuda_aware : dict
+            Whether the MPI library takes pointers to device memory: ``answer``, "yes", "no" or
+            "unknown", and ``how`` that is known. Where it says that it does and there is a device,
+            that was tried in a child process, which takes seconds the first time.
         cpu : dict
             ``model``, and ``cores_usable``: how many this process may run on.
         platform : str
@@ -77,8 +81,8 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
     Examples
     --------
     >>> sorted(info())
-    ['cpu', 'environment', 'kernel', 'mpi', 'mpi_started', 'nodes', 'nonblocking', 'platform',
-    'versions']
+    ['cpu', 'cuda_aware', 'environment', 'kernel', 'mpi', 'mpi_started', 'nodes', 'nonblocking',
+    'platform', 'versions']
     >>> info()["kernel"]["target"] in info()["kernel"]["available"]
     True
     """
@@ -90,6 +94,7 @@ def info(comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
         "kernel": _kernel(),
         "nodes": _nodes(comm, started),
         "nonblocking": _nonblocking(started, mpi["note"]),
+        "cuda_aware": _cuda_aware(started, mpi["note"]),
         "cpu": {"model": _cpu_model(), "cores_usable": _cores_usable()},
         "platform": platform.platform(),
         "environment": environment(MINE),
@@ -207,6 +212,14 @@ def _nonblocking(started: bool, note: str | None) -> dict[str, str | None]:
     return {**thread_levels()}
 
 
+def _cuda_aware(started: bool, note: str | None) -> dict[str, str]:
+    if not started:
+        return {"answer": "unknown", "how": f"MPI is {note}"}
+    from hpccoll.cuda.awareness import cuda_aware
+
+    return cuda_aware()._asdict()
+
+
 def _cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -237,6 +250,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
         "kernel": kernel["note"] or loops,
         "nodes": _text_of_nodes(report["nodes"]),
         "non-blocking": _text_of_nonblocking(report["nonblocking"]),
+        "CUDA-aware": f"{report['cuda_aware']['answer']}: {report['cuda_aware']['how']}",
         "CPU": f"{cpu['model']}, {cpu['cores_usable']} cores usable",
         "platform": report["platform"],
         "environment": " ".join(f"{k}={v}" for k, v in report["environment"].items()) or "-",

@@ -6,8 +6,7 @@ jobs; blocking calls run them at once, others hand them to `hpccoll.progress`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +14,16 @@ from hpccoll import _comm, buffers, selection
 from hpccoll._plans import Plan
 from hpccoll.buffers import Array
 from hpccoll.channel import Channel
-from hpccoll.engine import Task
+from hpccoll.checks import check_device_loops, check_output
+from hpccoll.cuda.device_array import DeviceArray
 from hpccoll.ops import Operation, check_type
 from hpccoll.pattern import NO_OPERATION, Pattern
 from hpccoll.selection import Settings
+from hpccoll.task import Task
+
+if TYPE_CHECKING:
+    from hpccoll.calls import Call
+    from hpccoll.cuda.streams import CallerStreams, Moment
 
 NOTHING: Array = np.empty(0, np.uint8)
 """What a barrier moves."""
@@ -39,9 +44,9 @@ class Job:
         Which collective; equal on all ranks.
     operation : Operation or None
         What combines elements; None where they only move.
-    x : numpy.ndarray or None
+    x : numpy.ndarray, DeviceArray or None
         What this rank brings, of any layout; None where it brings nothing, or it stands in `out`.
-    out : numpy.ndarray or None
+    out : numpy.ndarray, DeviceArray or None
         Where the result goes, of any layout; None where it wants nothing. The same memory as `x`,
         overlapping, or apart.
     names : tuple of str
@@ -49,7 +54,12 @@ class Job:
     count : int
         Elements of the whole vector.
     before, after : callable, optional
-        Called before each run, and after it.
+        Called before each run, and after it, with the handle of the stream that the call is on; 0
+        in host memory.
+    streams : CallerStreams or None
+        Of arrays in GPU memory: what a call is put in order with.
+    waits : bool
+        Whether there the host waits for its end: it works in memory that goes with the job.
     """
 
     call: str
@@ -60,14 +70,23 @@ class Job:
     out: Array | None
     names: tuple[str, str]
     count: int
-    before: Callable[[], object] | None = None
-    after: Callable[[], object] | None = None
+    before: Callable[[int], object] | None = None
+    after: Callable[[int], object] | None = None
+    streams: "CallerStreams | None" = None
+    waits: bool = False
 
     def check(self, rank: int, size: int) -> "Job":
         """Raise where the call cannot be made, before any message leaves; return the job."""
         x, out = self.x, self.out
         source, target = self.names
+        if self.on_device and self.streams is None:
+            self.streams = streams_of(x, out)
+        if isinstance(x, DeviceArray) and x is not out:
+            from hpccoll.cuda.copies import check_layout
+
+            check_layout(source, x)
         if x is not None and out is not None:
+            buffers.check_same_device(self.names, x, out)
             if x.dtype.newbyteorder("=") != out.dtype.newbyteorder("="):
                 message = (
                     f"{target} has dtype {out.dtype}, {source} has {x.dtype}; they must be the same"
@@ -75,7 +94,7 @@ class Job:
                 raise TypeError(message)
             if x.size == out.size and self.pattern.collective in ("allreduce", "reduce"):
                 # Identity first: to compare addresses takes NumPy a while.
-                self.x = None if x is out else x.reshape(out.shape)
+                self.x = None if x is out else self._reshaped(x, out.shape)
                 if self.x is not None and buffers.same_memory(self.x, out):
                     self.x = None
             elif (
@@ -89,6 +108,8 @@ class Job:
                     self.x = None
         if self.operation is not None:
             check_type(self.operation, self.dtype)
+            if self.on_device:
+                check_device_loops(self.operation, self.dtype, size)
         for array, name, wanted in (
             (self.x, source, self.pattern.brings(rank, size, self.count).count),
             (out, target, self.pattern.wants(rank, size, self.count).count),
@@ -99,6 +120,17 @@ class Job:
         if out is not None:
             check_output(out, target)
         return self
+
+    def _reshaped(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Return `x` in another shape; on a device what has gaps is to be copied for that first."""
+        if x.shape == shape:
+            return x
+        if not isinstance(x, DeviceArray) or x.flags.c_contiguous:
+            return x.reshape(shape)
+        assert self.before is None
+        packed = buffers.scratch_beside(x, x.size)
+        self.before, self.waits = copier((packed.reshape(x.shape), x)), True
+        return packed.reshape(shape)
 
     @property
     def source(self) -> Array:
@@ -112,10 +144,29 @@ class Job:
         """The type of the elements, in native byte order."""
         return self.source.dtype.newbyteorder("=")
 
-    def run(self, channel: Channel) -> Plan:
-        """Run, and return the plan that did it."""
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays lie in GPU memory."""
+        return isinstance(self.out if self.x is None else self.x, DeviceArray)
+
+    def record(self) -> "Moment | None":
+        """Mark what the caller's streams have been given, for a run later or in another thread."""
+        return None if self.streams is None else self.streams.now().record()
+
+    def run(self, channel: Channel, moment: "Moment | None" = None) -> "Plan | Call":
+        """Run, and return the plan that did it, or what was done.
+
+        Parameters
+        ----------
+        channel : Channel
+            Where.
+        moment : Moment, optional
+            What `record` returned when the call was made; None where that is now.
+        """
+        if self.on_device:
+            return self._run_on_device(channel, moment)
         if self.before is not None:
-            self.before()
+            self.before(0)
         name = None if self.operation is None else self.operation.name
         plan = None
         if self.headers_tell or not channel.is_checked(self.settings):
@@ -124,15 +175,36 @@ class Job:
         if plan is None:
             plan = self._run(channel)
         if self.after is not None:
-            self.after()
+            self.after(0)
         return plan
+
+    def _run_on_device(self, channel: Channel, moment: "Moment | None") -> "Plan | Call":
+        from hpccoll.cuda.outcomes import telling_errors
+        from hpccoll.cuda.resources import taken_up
+        from hpccoll.cuda.site import run_on_device
+
+        assert self.streams is not None
+        if moment is None:
+            moment = self.streams.now()
+        if self.waits and not moment.event:
+            moment.record()
+        is_later = moment.event != 0
+        with telling_errors(channel), taken_up(moment, channel) as here:
+            if self.before is not None:
+                self.before(here.stream)
+            # The host waits there, with the time limit of the call, for all but what comes after.
+            ran = run_on_device(self, channel, here, complete=is_later)
+            if self.after is not None:
+                self.after(here.stream)
+        return ran
 
     @property
     def is_plain(self) -> bool:
         """Whether a plan can work on the arrays themselves, each time without further ado."""
         arrays = [array for array in (self.x, self.out) if array is not None]
         return (
-            self.before is None
+            not self.on_device
+            and self.before is None
             and self.after is None
             and all(buffers.is_plain(array) for array in arrays)
             and not (len(arrays) == 2 and np.may_share_memory(arrays[0], arrays[1]))
@@ -160,7 +232,12 @@ class Job:
 
     def compare(self, channel: Channel, task: Task) -> None:
         """Raise on all ranks where they call different things. Collective."""
-        name = selection.requested(self.settings, channel.environment, self.pattern.collective)
+        name = selection.requested(
+            self.settings,
+            channel.environment,
+            self.pattern.collective,
+            on_device=self.on_device,
+        )
         channel.compare(self.settings, self.call, task.full_text(name))
 
     def _run(self, channel: Channel) -> Plan:
@@ -233,13 +310,39 @@ class Job:
 
 @dataclass(slots=True)
 class Deferred:
-    """A job that cannot be made before ranks have told each other something, on the channel."""
+    """A job that cannot be made before ranks have told each other something, on the channel.
+
+    Attributes
+    ----------
+    make : callable
+        Makes the job. Collective.
+    streams : CallerStreams or None
+        As of `Job`.
+    """
 
     make: Callable[[Channel], Job]
+    streams: "CallerStreams | None" = None
 
-    def run(self, channel: Channel) -> Plan:
-        """Make the job and run it. Collective."""
-        return self.make(channel).run(channel)
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays lie in GPU memory."""
+        return self.streams is not None
+
+    def record(self) -> "Moment | None":
+        """As `Job.record`."""
+        return None if self.streams is None else self.streams.now().record()
+
+    def run(self, channel: Channel, moment: "Moment | None" = None) -> "Plan | Call":
+        """Make the job and run it, as `Job.run`. Collective."""
+        if moment is None and self.streams is not None:
+            moment = self.streams.now()
+        job = self.make(channel)
+        if moment is not None and job.streams is not None:
+            # A result that was allocated now: who had that memory before may still be at work, and
+            # who uses it next does so in its own stream.
+            late = job.streams.now()
+            moment.others = (*moment.others, late.stream, *late.others)
+        return job.run(channel, moment)
 
 
 def gathered(channel: Channel, call: str, settings: Settings, numbers: list[int]) -> Array:
@@ -264,43 +367,43 @@ def gathered(channel: Channel, call: str, settings: Settings, numbers: list[int]
     return told
 
 
-def check_output(out: Array, name: str) -> None:
-    """Raise where a result cannot be stored."""
-    if buffers.overlaps_itself(out):
-        message = (
-            f"{name} has elements that overlap (shape {out.shape}, strides {out.strides}); "
-            "wanted an array with a place for each element"
-        )
-        raise ValueError(message)
-    if not out.flags.writeable:
-        message = f"{name} is read-only; wanted a writable array"
-        raise BufferError(message)
+def streams_of(*arrays: Array | None, stream: int | None = None) -> "CallerStreams | None":
+    """Return what a call on these arrays is put in order with; None in host memory.
+
+    Parameters
+    ----------
+    *arrays : numpy.ndarray, DeviceArray or None
+        On one device, those that are on one.
+    stream : int, optional
+        The handle of the stream that the user named.
+    """
+    owned = [array for array in arrays if isinstance(array, DeviceArray)]
+    if not owned:
+        return None
+    from hpccoll.cuda.streams import CallerStreams
+
+    device = owned[0].device
+    if stream is not None:
+        return CallerStreams(device, (stream,))
+    return CallerStreams(device, owners=tuple(array.owner for array in owned))
+
+
+def copier(*pairs: tuple[Array, Array]) -> Callable[[int], object]:
+    """Return what copies the second array of each pair to the first, in the order of a stream."""
+
+    def copy(stream: int) -> None:
+        for out, source in pairs:
+            if isinstance(out, DeviceArray):
+                from hpccoll.cuda.copies import copy_array
+
+                copy_array(out, source, stream)
+            else:
+                np.copyto(out, source)
+
+    return copy
 
 
 def packed(channel: Channel, purpose: str, count: int, dtype: np.dtype[Any]) -> Array:
     """Return scratch memory for `count` contiguous elements."""
     nbytes = count * dtype.itemsize
     return channel.memory.block(purpose, nbytes)[:nbytes].view(dtype)
-
-
-def check_root(root: object, size: int) -> None:
-    """Raise where `root` is no rank."""
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)):
-        message = f"root is {root!r} of type {type(root).__name__}; wanted a rank"
-        raise TypeError(message)
-    if not 0 <= root < size:
-        message = f"root is {root}; wanted a rank from 0 to {size - 1}"
-        raise ValueError(message)
-
-
-def check_counts(name: str, counts: Any, size: int) -> tuple[int, ...]:
-    """Return one count per rank, or raise."""
-    try:
-        numbers = tuple(index(count) for count in counts)
-    except TypeError:
-        message = f"{name} is {counts!r}; wanted a sequence of {size} ints"
-        raise TypeError(message) from None
-    if len(numbers) != size or any(number < 0 for number in numbers):
-        message = f"{name} is {list(numbers)}; wanted {size} numbers, none below 0"
-        raise ValueError(message)
-    return numbers

@@ -85,6 +85,7 @@ def iallreduce(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> Handle[T]:
     """Begin an `allreduce`, and return a handle whose ``wait()`` returns the result.
 
@@ -108,7 +109,9 @@ def iallreduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("iallreduce", comm):
-        door = Door.of("iallreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "iallreduce", "allreduce", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         return Handle(door, *arrays.allreduce(door, x, op, out))
 
 
@@ -123,6 +126,7 @@ def ireduce(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> "Handle[T | None]":
     """Begin a `reduce`, and return a handle whose ``wait()`` returns the result.
 
@@ -130,7 +134,7 @@ def ireduce(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ireduce", comm):
-        door = Door.of("ireduce", "reduce", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of("ireduce", "reduce", comm, algorithm, segment_bytes, timeout, check, stream)
         return Handle(door, *arrays.reduce(door, x, op, root, out))
 
 
@@ -145,6 +149,7 @@ def ireduce_scatter(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> Handle[T]:
     """Begin a `reduce_scatter`, and return a handle whose ``wait()`` returns the result.
 
@@ -153,7 +158,14 @@ def ireduce_scatter(
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ireduce_scatter", comm):
         door = Door.of(
-            "ireduce_scatter", "reduce_scatter", comm, algorithm, segment_bytes, timeout, check
+            "ireduce_scatter",
+            "reduce_scatter",
+            comm,
+            algorithm,
+            segment_bytes,
+            timeout,
+            check,
+            stream,
         )
         return Handle(door, *arrays.reduce_scatter(door, x, op, out, counts))
 
@@ -168,6 +180,7 @@ def iallgather(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> Handle[T]:
     """Begin an `allgather`, and return a handle whose ``wait()`` returns the result.
 
@@ -175,7 +188,9 @@ def iallgather(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("iallgather", comm):
-        door = Door.of("iallgather", "allgather", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "iallgather", "allgather", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         return Handle(door, *arrays.allgather(door, x, out, counts))
 
 
@@ -189,6 +204,7 @@ def ibroadcast(
     segment_bytes: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
+    stream: Any = None,
 ) -> Handle[T]:
     """Begin a `broadcast`, and return a handle whose ``wait()`` returns the result.
 
@@ -196,7 +212,9 @@ def ibroadcast(
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     with Caller("ibroadcast", comm):
-        door = Door.of("ibroadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check)
+        door = Door.of(
+            "ibroadcast", "broadcast", comm, algorithm, segment_bytes, timeout, check, stream
+        )
         return Handle(door, *arrays.broadcast(door, x, root, out))
 
 

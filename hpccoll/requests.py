@@ -5,17 +5,23 @@ and the like do. Who runs them, and when: `hpccoll.progress`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from hpccoll._plans import Plan
 from hpccoll._requests import Persistent
 from hpccoll.calls import Call, Caller, call_of
-from hpccoll.channel import Channel, is_forked, refuse_forked
-from hpccoll.engine import STAGE_BYTES
+from hpccoll.channel import Channel
+from hpccoll.forks import is_forked, refuse_forked
 from hpccoll.jobs import Deferred, Job
+from hpccoll.native import leave_to_mpi
 from hpccoll.progress import Progress, Ticket, progress_of
+from hpccoll.task import STAGE_BYTES
+
+if TYPE_CHECKING:
+    from hpccoll.cuda.streams import Moment
 
 SMALL_BYTES = STAGE_BYTES
 """Persistent calls on vectors up to this size run in `Wait`: waking a thread takes longer."""
@@ -121,7 +127,7 @@ class PersistentRequest(Persistent):
     which they were started, which is the same on all ranks.
     """
 
-    _ran: Plan | None = None
+    _ran: Plan | Call | None = None
 
     def __init__(self, comm: Any, call: str, job: Job | Deferred) -> None:
         self._comm, self._call = comm, call
@@ -168,12 +174,12 @@ class PersistentRequest(Persistent):
         return plan
 
     def new_ticket(self) -> Ticket:
-        """Return a ticket for one run."""
-        return Ticket(Caller(self._call, self._comm), self._run)
+        """Return a ticket for one run, after what the caller did so far."""
+        return Ticket(Caller(self._call, self._comm), partial(self._run, self._job.record()))
 
-    def _run(self, channel: Channel) -> Plan:
+    def _run(self, moment: "Moment | None", channel: Channel) -> Plan | Call:
         if self.bound is None:
-            self._ran = self._job.run(channel)
+            self._ran = self._job.run(channel, moment)
             return self._ran
         if self._progress.line.closed:
             with channel.turn:
@@ -232,6 +238,7 @@ class NonblockingCalls:
             job = self._understood(name, call, arguments)  # type: ignore[attr-defined]
             if job is None or not _can_be_waited_for(job):
                 refuse_forked(call)
+                leave_to_mpi(arguments)
                 native: MPI.Request = getattr(MPI.Intracomm, call)(self, *arguments)
                 return native
             return Request.begin(self, call, job)
@@ -242,6 +249,7 @@ class NonblockingCalls:
             job = self._understood(name, call, arguments)  # type: ignore[attr-defined]
             if job is None:
                 refuse_forked(call)
+                leave_to_mpi(arguments, persistent=True)
                 return getattr(MPI.Intracomm, call)(self, *arguments, info)
             return PersistentRequest(self, call, job)
 
@@ -359,7 +367,7 @@ def _can_be_waited_for(job: Job | Deferred) -> bool:
 
     Without a thread ours would run only in its own `Wait`; so what the MPI library can do, it does.
     """
-    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE or job.on_device:  # MPI knows of no streams
         return True
     operation = job.operation if isinstance(job, Job) else None
     return operation is not None and not operation.mpi

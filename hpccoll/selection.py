@@ -17,6 +17,12 @@ from hpccoll.topology import Topology
 
 VARIABLE = "HPCCOLL_ALGORITHM"
 
+NCCL = "nccl"
+"""The name that leaves a call on arrays in GPU memory to NCCL (`hpccoll.cuda.nccl`); it is in no
+registry."""
+
+NCCL_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "reduce", "broadcast")
+
 SMALL_BYTES = 32 << 10
 """Up to here the number of messages decides: whole vectors, fewest steps."""
 
@@ -131,16 +137,28 @@ class Settings:
             raise ValueError(message)
 
 
-def requested(settings: Settings, environment: str, collective: str = "allreduce") -> str:
+def requested(
+    settings: Settings, environment: str, collective: str = "allreduce", *, on_device: bool = False
+) -> str:
     """Return the algorithm asked for: the argument, else the environment's, else "auto".
 
     A communicator and the environment name one algorithm for all collectives; those that have none
     of that name are left to "auto".
 
+    Parameters
+    ----------
+    settings, environment
+        What was asked for.
+    collective : str
+        Which one.
+    on_device : bool
+        Whether the arrays are in GPU memory.
+
     Raises
     ------
     ValueError
-        The environment names an algorithm that no collective has. The text lists the names.
+        The environment names an algorithm that no collective has; the text lists the names. Or
+        "nccl" was asked for, and the arrays are in host memory.
     """
     name = settings.algorithm
     if name == AUTO and environment not in ("", AUTO):
@@ -150,13 +168,19 @@ def requested(settings: Settings, environment: str, collective: str = "allreduce
         except ValueError as error:
             message = f"environment variable {VARIABLE}: {error}"
             raise ValueError(message) from None
+    if name == NCCL and collective in NCCL_COLLECTIVES:
+        if on_device:
+            return NCCL
+        if settings.algorithm == NCCL:
+            message = f"algorithm {NCCL!r} is for arrays in GPU memory, and these are in the host's"
+            raise ValueError(message)
     return name if _has(collective, name) else AUTO
 
 
 def check_name(name: str) -> None:
     """Raise ValueError where no collective has an algorithm of that name."""
     first = name.partition(":")[0]
-    if any(_has(collective, name) for collective in REGISTRY):
+    if name == NCCL or any(_has(collective, name) for collective in REGISTRY):
         return
     find(name, next((each for each, known in REGISTRY.items() if first in known), "allreduce"))
 
@@ -229,6 +253,7 @@ def choose(
     count: int,
     through_memory: bool,
     collective: str = "allreduce",
+    on_device: bool = False,
 ) -> Algorithm | None:
     """Return the algorithm that runs a call; None for the node path.
 
@@ -244,9 +269,11 @@ def choose(
         Whether ranks of a node share memory, and the loops of the call can run there.
     collective : str
         Which one.
+    on_device : bool
+        Whether the arrays are in GPU memory. What NCCL runs has the algorithm that would else.
     """
-    name = requested(settings, environment, collective)
-    if name != AUTO:
+    name = requested(settings, environment, collective, on_device=on_device)
+    if name not in (AUTO, NCCL):
         return find(name, collective)
     if through_memory and topology.is_one_node:
         return None

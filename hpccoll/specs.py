@@ -2,7 +2,7 @@
 
 Each takes the communicator, the name of the call for messages, and the arguments as mpi4py has
 them, and returns a `Job`, or None where the call is the MPI library's to run (a derived datatype,
-an operation of the user's own, device memory).
+an operation of the user's own).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,9 @@ from mpi4py import MPI
 from hpccoll import buffers
 from hpccoll.buffers import Array
 from hpccoll.channel import Channel
+from hpccoll.checks import check_counts, check_output, check_root
 from hpccoll.chunks import chunks
-from hpccoll.jobs import NOTHING, Deferred, Job, check_counts, check_output, check_root, gathered
+from hpccoll.jobs import NOTHING, Deferred, Job, copier, gathered, streams_of
 from hpccoll.ops import Operation, find_operation
 from hpccoll.pattern import Pattern
 
@@ -139,7 +140,7 @@ def reduce_scatter(
     def agree(channel: Channel) -> Job:
         return make(tuple(gathered(channel, call, comm.settings, mine)[:, 0].tolist()))
 
-    return Deferred(agree)
+    return Deferred(agree, streams_of(x, out))
 
 
 def _scatter_in_place(
@@ -151,15 +152,14 @@ def _scatter_in_place(
     own: int,
 ) -> Job:
     """As MPI has it: the whole vector stands in the buffer, and the own chunk goes to its start."""
-    result = np.empty(own, whole.dtype)
-
-    def store() -> None:
-        whole.flat[:own] = result
-
+    x, before, store_whole = _flat(whole)
+    result = buffers.scratch_beside(whole, own)
     pattern = Pattern("reduce_scatter", counts=counts)
     job = Job(
-        call, comm.settings, pattern, operation, whole, result, NAMES, whole.size, after=store
-    )
+        call, comm.settings, pattern, operation, x, result, NAMES, whole.size,
+        before=copier(*before), after=copier((x[:own], result), *store_whole),
+        streams=streams_of(whole), waits=True,
+    )  # fmt: skip
     check_output(whole, "recvbuf")
     return job.check(comm.rank, comm.size)
 
@@ -214,25 +214,25 @@ def allgatherv(comm: Any, call: str, sendbuf: Any, recvbuf: Any) -> Job | None:
         job = Job(call, comm.settings, pattern, None, x, whole, NAMES, whole.size)
         return job.check(comm.rank, comm.size)
     if packed and (whole.ndim == 1 or whole.flags.c_contiguous):
-        flat = whole.reshape(-1)
+        flat = whole if whole.ndim == 1 else whole.reshape(-1)
         job = Job(call, comm.settings, pattern, None, x, flat[: sum(counts)], NAMES, sum(counts))
         return job.check(comm.rank, comm.size)
     # Chunks lie in any order, with gaps, or in a part of a view: they are gathered elsewhere first.
-    result = np.empty(sum(counts), whole.dtype)
-    before = tuple(accumulate(counts, initial=0))
-
-    def store() -> None:
-        for start, count, place in zip(starts, counts, before, strict=False):
-            whole.flat[start : start + count] = result[place : place + count]
-
-    job = Job(
-        call, comm.settings, pattern, None, whole.flat[own] if in_place else x, result, NAMES,
-        result.size, after=store,
-    )  # fmt: skip
+    flat, before, store_whole = _flat(whole)
+    result = buffers.scratch_beside(whole, sum(counts))
+    places = tuple(accumulate(counts, initial=0))
+    stores = [
+        (flat[start : start + count], result[place : place + count])
+        for start, count, place in zip(starts, counts, places, strict=False)
+    ]
     if in_place:
-        mine = job.x
-        assert mine is not None
-        job.before = lambda: np.copyto(mine, whole.flat[own])
+        x = buffers.scratch_beside(whole, counts[comm.rank])
+        before = [*before, (x, flat[own])]
+    job = Job(
+        call, comm.settings, pattern, None, x, result, NAMES, result.size,
+        before=copier(*before), after=copier(*stores, *store_whole), streams=streams_of(x, whole),
+        waits=True,
+    )  # fmt: skip
     check_output(whole, "recvbuf")
     return job.check(comm.rank, comm.size)
 
@@ -264,7 +264,7 @@ class ChunkedArray:
 
     Attributes
     ----------
-    array : numpy.ndarray
+    array : numpy.ndarray or DeviceArray
         On the memory of the buffer.
     counts, starts : tuple of int
         Elements of each chunk, and the element at which it begins.
@@ -346,7 +346,7 @@ def _reducible(op: object, operation: Operation | None, *arrays: Array | None) -
     ):
         return True
     if isinstance(op, str):
-        message = f"op {op!r} needs arrays of numbers in host memory"
+        message = f"op {op!r} needs arrays of numbers"
         raise TypeError(message)
     return False
 
@@ -368,6 +368,23 @@ def _of_one_type(x: Array, out: Array) -> tuple[Array, Array]:
     if x.flags.c_contiguous and out.flags.c_contiguous:
         return x.reshape(-1).view(np.uint8), out.reshape(-1).view(np.uint8)
     return x, out
+
+
+Copies = list[tuple[Array, Array]]
+
+
+def _flat(whole: Array) -> tuple[Array, Copies, Copies]:
+    """Return the elements of a buffer as a vector, with copies to it before a call, and back after.
+
+    Of a view with gaps it is fresh memory: what a call leaves alone comes back as it was.
+    """
+    if whole.ndim == 1:
+        return whole, [], []
+    if whole.flags.c_contiguous:
+        return whole.reshape(-1), [], []
+    flat = buffers.scratch_beside(whole, whole.size)
+    shaped = flat.reshape(whole.shape)
+    return flat, [(shaped, whole)], [(whole, shaped)]
 
 
 def _for_blocks(spec: Any, blocks: int) -> Any:

@@ -2,9 +2,14 @@
 
 import faulthandler
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 STDERR = pytest.StashKey[int]()
 
@@ -66,6 +71,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("limit")
     if mark and not item.config.pluginmanager.has_plugin("mpi-session"):
         faulthandler.dump_traceback_later(mark.args[0], exit=True, file=item.config.stash[STDERR])
+
+
+@pytest.fixture
+def comm() -> "Iterator[MPI.Intracomm]":
+    """Give a communicator of all ranks that no other test uses.
+
+    A message that a failed test has left behind cannot reach the next one.
+    """
+    from mpi4py import MPI
+
+    duplicate = MPI.COMM_WORLD.Dup()
+    yield duplicate
+    duplicate.Free()
 
 
 def _misuse(item: pytest.Item) -> str:

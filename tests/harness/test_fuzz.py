@@ -200,10 +200,10 @@ from fuzz.ranks import main
 
 right = Job.run
 
-def wrong(job, channel):
+def wrong(job, channel, moment=None):
     if {hangs} and channel.rank == 1 and job.pattern.collective == "reduce":
         return right(job, None)
-    plan = right(job, channel)
+    plan = right(job, channel, moment)
     if job.pattern.collective == "reduce_scatter" and job.count > 20 and job.out.size:
         one = job.out.flat[0:1]
         job.out.flat[0:1] = np.frombuffer(bytes(b ^ 1 for b in one.tobytes()), one.dtype)

@@ -73,9 +73,7 @@ def test_few_calls_are_made(comm, monkeypatch, spare):
     monkeypatch.setattr(channel_of(comm), "spare_cores", spare)
     made = []
     run = Job.run
-    monkeypatch.setattr(
-        Job, "run", lambda self, channel: (made.append(self), run(self, channel))[1]
-    )
+    monkeypatch.setattr(Job, "run", lambda self, *where: (made.append(self), run(self, *where))[1])
     arrays = [np.full(100, comm.rank + number) for number in range(500)]
     results = hpccoll.allreduce_many(arrays, "max", comm=comm, bucket_bytes=160_000)
     assert [job.count for job in made] == [20_000, 20_000, 10_000]

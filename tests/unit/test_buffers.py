@@ -8,6 +8,7 @@ import ctypes
 import decimal
 import fractions
 import math
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 from hpccoll import buffers
+from hpccoll.cuda import driver
 
 SHAPE = (3, 4)
 COUNT = math.prod(SHAPE)
@@ -357,11 +359,19 @@ class OnlyCuda:
 
 
 @pytest.mark.parametrize("kind", [OnDevice, OnlyCuda])
-def test_device_memory_is_refused_by_functions_and_left_to_mpi_by_specs(kind):
-    with pytest.raises(TypeError, match=f"x is of type {kind.__name__}; wanted .* host memory"):
-        buffers.of_array("x", kind())
-    assert buffers.of_spec(kind()) is None
-    assert buffers.of_spec([kind(), 3, MPI.DOUBLE]) is None
+def test_device_memory_needs_the_parts_for_cuda(kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    former = driver.install(None)
+    try:
+        for take in (
+            lambda: buffers.of_array("x", kind()),
+            lambda: buffers.of_spec(kind(), "x"),
+            lambda: buffers.of_spec([kind(), 3, MPI.DOUBLE], "x"),
+        ):
+            with pytest.raises(ImportError, match=r'x lies in GPU memory.*"hpccoll\[cuda12\]"'):
+                take()
+    finally:
+        driver.install(former)
 
 
 # DLPack by itself.

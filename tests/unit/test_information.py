@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 KEYS = {
     "versions", "mpi_started", "nodes", "nonblocking", "mpi", "kernel", "cpu", "platform",
-    "environment",
+    "environment", "cuda_aware",
 }  # fmt: skip
 MPI_KEYS = {"library", "version", "standard", "thread_level", "note"}
 
@@ -65,6 +65,10 @@ def test_it_starts_no_mpi():
     assert info["mpi_started"] is False
     assert info["mpi"]["library"] is None
     assert info["mpi"]["note"] == "not started: mpi4py.MPI has not been imported"
+    assert info["cuda_aware"] == {
+        "answer": "unknown",
+        "how": "MPI is not started: mpi4py.MPI has not been imported",
+    }
     assert info["nonblocking"] == {
         "progress": None,
         "note": "not known: MPI is not started: mpi4py.MPI has not been imported",
@@ -78,6 +82,8 @@ def test_it_knows_an_mpi_that_runs():
     assert info["mpi_started"] is True
     assert all(info["mpi"][key] for key in MPI_KEYS - {"note"})
     assert info["nonblocking"] == {"progress": "thread", "note": ""}
+    assert info["cuda_aware"]["answer"] in ("yes", "no", "unknown")
+    assert info["cuda_aware"]["how"]
     assert "calls progress: thread" in "\n".join(information.lines(info))
     assert info["mpi"]["note"] == ""
 

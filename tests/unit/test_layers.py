@@ -14,13 +14,14 @@ from hpccoll.algorithms.flat import FLAT
 PACKAGE = Path(hpccoll.chunks.__file__).parent
 
 LAYERS = (
-    {"chunks", "topology", "errors", "time_limits"},
-    {"arena", "schedule"},
+    {"chunks", "topology", "errors", "forks", "time_limits"},
+    {"arena", "schedule", "cuda.device", "cuda.device_array", "cuda.driver", "cuda.driver_api"},
     {"algorithms"},
     {"expressions", "proof", "prover", "simulator", "traffic", "program", "pattern"},
-    {"compiler"},
+    {"compiler", "device_program"},
     {
         "agreement",
+        "attachments",
         "buffers",
         "ops",
         "reduction",
@@ -29,14 +30,39 @@ LAYERS = (
         "opening",
         "placement",
         "waiting",
+        "cuda",
+        "cuda.cuda_array",
+        "cuda.foreign_arrays",
+        "cuda.compilation",
+        "cuda.copies",
+        "cuda.dlpack",
+        "cuda.kernel_arguments",
+        "cuda.kernels",
+        "cuda.mapping",
+        "cuda.memory",
+        "cuda.resources",
+        "cuda.streams",
     },
-    {"engine"},
-    {"selection", "node", "hierarchy"},
-    {"channel"},
-    {"calls", "jobs"},
-    {"specs", "arrays", "progress"},
+    {"engine", "plan_info", "scratch", "task"},
+    {"selection", "node", "hierarchy", "cuda.plans"},
+    {"channel", "comparison", "cuda.awareness", "cuda.awareness_trial"},
+    {
+        "calls",
+        "checks",
+        "jobs",
+        "cuda.terms",
+        "cuda.mapped",
+        "cuda.mapped_call",
+        "cuda.nccl",
+        "cuda.nodes",
+        "cuda.on_host",
+        "cuda.outcomes",
+        "cuda.peers",
+        "cuda.site",
+    },
+    {"specs", "arrays", "native", "progress"},
     {"requests"},
-    {"comm", "collectives", "nonblocking", "fused", "shared"},
+    {"comm", "collectives", "nonblocking", "buckets", "bucketer", "fused", "shared"},
     {"information"},
     {"benchmark", "script"},
     {"__main__"},
@@ -45,6 +71,7 @@ LAYERS = (
 
 PURE = {
     "errors": set(),
+    "forks": set(),
     "time_limits": set(),
     "agreement": {"errors"},
     "arena": {"_arena"},
@@ -60,6 +87,7 @@ PURE = {
     "program": set(),
     "pattern": {"algorithms", "chunks"},
     "compiler": {"chunks", "program", "schedule"},
+    "device_program": {"chunks", "compiler", "program"},
 }
 """Modules that must run without MPI, and all of this package that they may import."""
 
@@ -97,13 +125,21 @@ def imports(path):
 def own_imports(path):
     """Return the modules and packages of hpccoll that a file imports, by their name below it."""
     names = (name.split(".") for name in imports(path))
-    return {name[1] for name in names if name[0] == "hpccoll" and len(name) > 1}
+    return {layered(name[1:]) for name in names if name[0] == "hpccoll" and len(name) > 1}
+
+
+def layered(name):
+    """Return what has a layer: a module or package, but of the package cuda each module."""
+    return ".".join(name[:2] if name[0] == "cuda" else name[:1])
 
 
 def files_of(module):
-    if (PACKAGE / module).is_dir():
-        return sorted((PACKAGE / module).glob("*.py"))
-    return [path for path in [PACKAGE / f"{module}.py"] if path.exists()]
+    path = PACKAGE / module.replace(".", "/")
+    if module == "cuda":
+        return [path / "__init__.py"]
+    if path.is_dir():
+        return sorted(path.glob("*.py"))
+    return [path for path in [path.with_suffix(".py")] if path.exists()]
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -130,7 +166,8 @@ def test_algorithms_are_pure(path):
 
 def test_every_module_has_its_layer():
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    there -= {"__init__", "__pycache__"}
+    there |= {f"cuda.{path.stem}" for path in (PACKAGE / "cuda").glob("*.py")}
+    there -= {"__init__", "__pycache__", "cuda.__init__"}
     assert there <= set().union(*LAYERS)
 
 
