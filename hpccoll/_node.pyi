@@ -96,3 +96,11 @@ class NodeLevels(Levels):
         output: int,
         info: Any,
     ) -> Self: ...
+
+@final
+class DeviceLevels(Levels):
+    """What ranks of a node tell each other in a hierarchical plan on device memory."""
+
+    def __new__(
+        cls, node: Node, begin: Callable[[], object], end: Callable[[], object]
+    ) -> Self: ...

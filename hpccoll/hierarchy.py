@@ -9,15 +9,18 @@ first use of a piece it is reduced over the node, and after the last its node ma
 import functools
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hpccoll._executor import MessagePlan
 from hpccoll._node import Node, NodeLevels
 from hpccoll.algorithms import Algorithm, levels
 from hpccoll.chunks import Range, chunks
 from hpccoll.compiler import compile_program
-from hpccoll.engine import Memory, Places, PlanInfo, Task, bind
+from hpccoll.engine import Places, bind
+from hpccoll.plan_info import PlanInfo
 from hpccoll.program import Buffer, Instruction, Opcode, Program
+from hpccoll.scratch import Memory
+from hpccoll.task import Task
 from hpccoll.topology import Topology
 from hpccoll.transport import Transport
 
@@ -44,42 +47,30 @@ def make_hierarchical_plan(
     task : Task
         What to do, with a hierarchical algorithm and the topology of all ranks.
     """
-    reduction, algorithm, topology = task.reduction, task.algorithm, task.topology
-    if algorithm is None or topology is None:
-        raise ValueError("a hierarchical task needs an algorithm and a topology")
-    rank = transport.rank
-    leaders = algorithm.leaders(topology)
-    slice_number = levels.slice_of(rank, topology, leaders)
-    slices = chunks(task.count, leaders)
+    reduction, topology = task.reduction, task.topology
+    mine = portion(task, transport.rank)
+    assert topology is not None
     itemsize, partial_itemsize = reduction.dtype.itemsize, reduction.partial_dtype.itemsize
-    pieces = piece_count(task, slices[0].count * itemsize)
-    count = 0 if slice_number is None else slices[slice_number].count
-    # As in `make_plan`: the messages of a call are the same ones for any count, some of them empty.
-    planned = count
-    if slices[0].count <= topology.node_count:
-        pieces, planned = 1, max(count, topology.node_count)
-    program = _program(
-        algorithm, topology, rank, planned, pieces, task.segment_count,
-        widen=reduction.widens, finish=reduction.finishes,
-    )  # fmt: skip
+    count, program = mine.count, mine.program
     vector = shared.block("vector", task.count * itemsize)
     output = shared.block("slice", count * itemsize)
     partial = (
         shared.block("partial slice", count * partial_itemsize) if reduction.widens else output
     )
-    info = PlanInfo(task, rank, transport.size, program.steps, 0)
+    info = PlanInfo(task, transport.rank, transport.size, program.steps, 0)
+    here = topology.nodes[transport.rank]
     inside = NodeLevels(
         node,
         reduction.loops,
         itemsize=itemsize,
         partial_itemsize=partial_itemsize,
-        kind=_kind(task, algorithm.name, pieces),
+        kind=mine.kind,
         count=task.count,
         leader_ranks=[
-            node.members.index(levels.leader(topology, topology.nodes[rank], number))
-            for number in range(leaders)
+            node.members.index(levels.leader(topology, here, number))
+            for number in range(mine.leaders)
         ],
-        pieces=pieces,
+        pieces=len(mine.pieces),
         input=vector.ctypes.data,
         partial=partial.ctypes.data,
         output=output.ctypes.data,
@@ -102,13 +93,62 @@ def make_hierarchical_plan(
     )
 
 
-def _kind(task: Task, name: str, pieces: int) -> int:
-    """Return what ranks of a node compare: also the algorithm and the cut, in the upper 11 bits.
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What a rank leads of a vector, and does with it between nodes.
 
-    These are 0 in other calls.
+    Attributes
+    ----------
+    kind : int
+        What ranks of a node compare: also the algorithm and the cut, in the upper 11 bits, which
+        are 0 in other calls.
+    leaders : int
+        Of each node.
+    start, count : int
+        Of the slice, in elements; a rank that leads none has none.
+    pieces : tuple of Range
+        Of the slice, of at least one element for each node; what lies behind its end is cut off.
+    program : Program
+        What to do, for the pieces.
     """
-    cut = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FE
-    return cut << 20 | task.node_kind
+
+    kind: int
+    leaders: int
+    start: int
+    count: int
+    pieces: tuple[Range, ...]
+    program: Program
+
+
+def portion(task: Task, rank: int) -> Portion:
+    """Return what a rank does of a task with a hierarchical algorithm and a topology."""
+    reduction, algorithm, topology = task.reduction, task.algorithm, task.topology
+    if algorithm is None or topology is None:
+        raise ValueError("a hierarchical task needs an algorithm and a topology")
+    leaders = algorithm.leaders(topology)
+    slice_number = levels.slice_of(rank, topology, leaders)
+    slices = chunks(task.count, leaders)
+    pieces = piece_count(task, slices[0].count * reduction.dtype.itemsize)
+    mine = Range(0, 0) if slice_number is None else slices[slice_number]
+    # As in `make_plan`: the messages of a call are the same ones for any count, some of them empty.
+    planned = mine.count
+    if slices[0].count <= topology.node_count:
+        pieces, planned = 1, max(mine.count, topology.node_count)
+    program = _program(
+        algorithm, topology, rank, planned, pieces, task.segment_count,
+        widen=reduction.widens, finish=reduction.finishes,
+    )  # fmt: skip
+    kind = _kind(task, algorithm.name, pieces)
+    return Portion(kind, leaders, mine.start, mine.count, chunks(planned, pieces), program)
+
+
+OTHER_KIND = 0x7FF << 20
+"""What `Portion.kind` never is: of what ranks tell each other in other ways in such calls."""
+
+
+def _kind(task: Task, name: str, pieces: int) -> int:
+    shape = 1 + zlib.crc32(f"{name} {pieces}".encode()) % 0x7FE
+    return shape << 20 | task.node_kind
 
 
 def piece_count(task: Task, slice_bytes: int) -> int:

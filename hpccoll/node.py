@@ -14,8 +14,9 @@ from mpi4py import MPI
 from hpccoll import _arena, _node, arena, selection
 from hpccoll._node import Node, NodePlan
 from hpccoll._plans import CallClock
-from hpccoll.engine import PlanInfo, Task
 from hpccoll.placement import raise_first
+from hpccoll.plan_info import PlanInfo
+from hpccoll.task import Task
 from hpccoll.topology import Topology
 from hpccoll.transport import Word
 from hpccoll.waiting import Waiting

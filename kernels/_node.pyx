@@ -320,6 +320,12 @@ cdef class Node:
         announce(&self.state.slots[self.state.rank].given_up, how)
         return 0
 
+    cdef int leave_by(self, error) noexcept:
+        """Leave a hierarchical call by an exception."""
+        if isinstance(error, ValueError):  # ranks disagree, and all of them hear of that
+            return self.leave(DISAGREES)
+        return self.leave(LOST if isinstance(error, CollectiveTimeoutError) else LEFT)
+
     cdef int give_up(self, int outcome, info, str what, list whom, bint hear) except -1:
         """Raise the error of a call to which ranks did not come, or in which they were lost.
 
@@ -608,8 +614,42 @@ cdef class NodeLevels(Levels):
         return 0
 
     cdef int leave(self, error) except -1:
-        if isinstance(error, ValueError):  # ranks disagree, and all of them hear of that
-            self.node.leave(DISAGREES)
-        else:
-            self.node.leave(LOST if isinstance(error, CollectiveTimeoutError) else LEFT)
+        return self.node.leave_by(error)
+
+
+@cython.final
+cdef class DeviceLevels(Levels):
+    """What ranks of a node tell each other in a hierarchical plan on device memory.
+
+    Works of the plan reduce and publish, on memory that ranks have mapped of each other.
+
+    Parameters
+    ----------
+    node : Node
+    begin : callable
+        Called when a call begins. It returns when all ranks of the node let the others read what
+        they bring, and store to what they want.
+    end : callable
+        Called when the plan has done its part. It returns when those of all ranks of the node are
+        done.
+    """
+
+    cdef Node node
+    cdef object on_begin
+    cdef object on_end
+
+    def __cinit__(self, Node node, begin, end):
+        self.node = node
+        self.on_begin = begin
+        self.on_end = end
+
+    cdef int begin(self, char *source, char *target) except -1:
+        self.on_begin()
         return 0
+
+    cdef int end(self) except -1:
+        self.on_end()
+        return 0
+
+    cdef int leave(self, error) except -1:
+        return self.node.leave_by(error)

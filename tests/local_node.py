@@ -10,11 +10,12 @@ import numpy as np
 
 from hpccoll import _node
 from hpccoll._plans import Loops
-from hpccoll.engine import PlanInfo, Task
 from hpccoll.node import make_node_plan
 from hpccoll.ops import OPERATIONS
+from hpccoll.plan_info import PlanInfo
 from hpccoll.reduction import find_reduction
 from hpccoll.selection import NodeLimits
+from hpccoll.task import Task
 
 EVERYTHING = 1 << 60
 
