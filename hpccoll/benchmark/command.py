@@ -11,6 +11,7 @@ import click
 
 from hpccoll.algorithms import AUTO, COLLECTIVES
 from hpccoll.benchmark.options import (
+    DEVICES,
     METHODS,
     NATIVE,
     PLACES,
@@ -23,6 +24,7 @@ from hpccoll.benchmark.options import (
 )
 from hpccoll.benchmark.texts import IN_PLACE, help_text
 from hpccoll.ops import OPERATIONS
+from hpccoll.selection import NCCL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,6 +37,8 @@ TYPES = (
 )
 """For the help text alone, which must do without what is compiled; a test compares the two."""
 
+
+NCCL_HELP = f" {NCCL!r} runs with --device cuda, where each rank has a GPU of its own."
 
 # Types of options. Functions, not subclasses of click.ParamType: that became generic between the
 # versions of click that we take.
@@ -103,7 +107,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def _parameters(collective: str) -> list[click.Parameter]:
     """Return the options of a collective's command: those that make sense for it."""
     one, elements = COLLECTIVES[collective], has_elements(collective)
-    known = candidates(collective)
+    known = candidates(collective, DEVICES[-1])
     option = click.Option
     found: list[click.Parameter] = []
     if elements:
@@ -147,7 +151,8 @@ def _parameters(collective: str) -> list[click.Parameter]:
             multiple=True,
             default=("all",),
             help=f"Algorithms: {', '.join(known)}. {NATIVE!r}, the MPI library's own "
-            f"{METHODS[collective]}, always runs; {AUTO!r} is hpccoll's choice.",
+            f"{METHODS[collective]}, always runs; {AUTO!r} is hpccoll's choice."
+            f"{NCCL_HELP if NCCL in known else ''}",
         ),
         option(
             ["-n", "--iterations"],
@@ -173,6 +178,13 @@ def _parameters(collective: str) -> list[click.Parameter]:
                 type=size,
                 metavar="SIZE",
                 help="Upper limit of hpccoll's messages.",
+            ),
+            option(
+                ["--device"],
+                type=click.Choice(DEVICES),
+                default=DEVICES[0],
+                help="Where the vectors are. In GPU memory (cuda), what is compared with is a copy "
+                "to the host, the MPI library's call there, and a copy back.",
             ),
         ]
     if collective not in PLACES:
@@ -208,12 +220,20 @@ def _options(collective: str, given: dict[str, Any]) -> Options:
     if begin > end:
         message = f"--begin is {begin} and --end is {end}; there is no size between them"
         raise click.UsageError(message)
+    device = given.get("device", DEVICES[0])
+    algorithms = _joined(given["algorithms"])
+    known = candidates(collective, device)
+    if NCCL in algorithms and NCCL not in known:
+        if not set(known) <= {*algorithms}:  # or "all" was asked for
+            message = f"{NCCL} runs on GPUs; add --device cuda"
+            raise click.UsageError(message)
+        algorithms = known
     place = given.get("place", "out")
     options = Options(
         sizes=size_range(begin, end, given.get("factor", 2)),
         types=_joined(given.get("types", ())),
         ops=_joined(given.get("ops", ())),
-        algorithms=_joined(given["algorithms"]),
+        algorithms=algorithms,
         places=("out", "in") if place == "both" else (place,),
         iterations=given["iterations"],
         seconds=SECONDS if given["seconds"] is None else given["seconds"],
@@ -223,6 +243,7 @@ def _options(collective: str, given: dict[str, Any]) -> Options:
         warm=given.get("warm", False),
         collective=collective,
         root=given.get("root", 0),
+        device=device,
     )
     reasons = options.pairs().values()
     if all(reasons):
@@ -262,6 +283,8 @@ def run(options: Options, output: Output) -> "list[Row]":
         message = f"--root is {options.root}; the ranks are 0 to {comm.size - 1}"
         raise click.UsageError(message)
     _check_files(comm, output)
+    if options.device == "cuda":
+        _check_devices(comm)
     machine = report.Machine(comm.size, len(set(comm.allgather(_host()))))
     rows: list[Row] = []
     table: report.Table | None = None
@@ -322,6 +345,24 @@ def _check_files(comm: "MPI.Intracomm", output: Output) -> None:
     reason = comm.bcast(reason, root=0)
     if reason:
         raise click.UsageError(reason)
+
+
+def _check_devices(comm: "MPI.Intracomm") -> None:
+    """Raise on all ranks where one of them has no device for its vectors."""
+    from hpccoll.cuda.foreign_arrays import start
+    from hpccoll.errors import CudaError
+
+    reason = ""
+    try:
+        if not start("what --device cuda measures").device_count():
+            reason = "this process sees no CUDA device"
+    except (ImportError, CudaError) as error:
+        reason = str(error)
+    reasons = comm.allgather(reason)
+    for rank, text in enumerate(reasons):
+        if text:
+            message = f"--device cuda: {text} (rank {rank})"
+            raise click.UsageError(message)
 
 
 def _why_not(path: Path) -> str:

@@ -103,6 +103,24 @@ class Vectors:
         self._kept_block = give if broadcast else _other(want)
         self.restore()
 
+    @property
+    def send(self) -> Any:
+        """What a call is given as input, where it is not in place."""
+        return self.x
+
+    @property
+    def receive(self) -> Any:
+        """What a call is given as output."""
+        return self.out
+
+    def complete(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return what makes a call and waits until its result is there."""
+        return call
+
+    def by_hand(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return what the MPI library's call on `x` and `out` takes where vectors are elsewhere."""
+        return call
+
     def restore(self) -> None:
         """Make what a call must not touch as it was."""
         fill(self._kept, self._kept_block)

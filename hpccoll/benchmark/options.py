@@ -10,6 +10,7 @@ import numpy as np
 from hpccoll.algorithms import AUTO, COLLECTIVES, REGISTRY, Collective
 from hpccoll.ops import OPERATIONS, check_type
 from hpccoll.pattern import ALLREDUCE, NO_OPERATION, Pattern
+from hpccoll.selection import NCCL, NCCL_COLLECTIVES
 
 NATIVE = "mpi"
 """The candidate that is the MPI library's own call; the others are compared with it."""
@@ -23,6 +24,9 @@ METHODS = {
     "barrier": "Barrier",
 }
 """By collective, mpi4py's name of the call that is measured."""
+
+DEVICES = ("host", "cuda")
+"""Where vectors can be. On a device, the MPI library is called by hand: copy, call, copy back."""
 
 NONE = NO_OPERATION
 """What stands for an operation, a type or a place where a collective has none."""
@@ -106,6 +110,8 @@ class Options:
         What is measured.
     root : int
         The root of a rooted collective.
+    device : str
+        Where the vectors are, one of `DEVICES`.
     """
 
     sizes: tuple[int, ...]
@@ -121,12 +127,13 @@ class Options:
     warm: bool = False
     collective: str = "allreduce"
     root: int = 0
+    device: str = DEVICES[0]
 
     def __post_init__(self) -> None:
         """Replace what the collective does not have."""
         settled: dict[str, Any] = {"places": PLACES.get(self.collective, self.places)}
         if not self.algorithms:
-            settled["algorithms"] = candidates(self.collective)
+            settled["algorithms"] = candidates(self.collective, self.device)
         if not self._of.reduces:
             settled["ops"] = (NONE,)
         if not has_elements(self.collective):
@@ -141,7 +148,7 @@ class Options:
     @property
     def candidates(self) -> tuple[str, ...]:
         """The algorithms, in the order of the table, the MPI library's first."""
-        known = candidates(self.collective)
+        known = candidates(self.collective, self.device)
         return tuple(name for name in known if name == NATIVE or name in self.algorithms)
 
     def pairs(self) -> dict[tuple[str, str], str]:
@@ -164,9 +171,10 @@ class Options:
                     yield Case(type_name, op, place, count, nbytes, fresh, pattern)
 
 
-def candidates(collective: str) -> tuple[str, ...]:
+def candidates(collective: str, device: str = DEVICES[0]) -> tuple[str, ...]:
     """Return all candidates for a collective, in the order of the table."""
-    return (NATIVE, *REGISTRY[collective], AUTO)
+    nccl = (NCCL,) if device == "cuda" and collective in NCCL_COLLECTIVES else ()
+    return (NATIVE, *REGISTRY[collective], *nccl, AUTO)
 
 
 def has_elements(collective: str) -> bool:

@@ -91,6 +91,7 @@ class Machine:
             "mpi": known["mpi"],
             "kernel": known["kernel"],
             "cpu": known["cpu"],
+            "gpu": _gpu() if options.device == "cuda" else None,
             "platform": known["platform"],
             "ranks": self.ranks,
             "hosts": self.hosts,
@@ -122,12 +123,26 @@ def _method(options: Options) -> list[str]:
     length += f", warm-up {_plural(options.warmup, 'round')}"
     if not options.check and has_elements(options.collective):
         length += ", results not checked"
+    where = []
+    if options.device == "cuda":
+        where = [
+            f"vectors in the memory of GPUs ({_gpu()} at rank 0); {NATIVE}: copied to pinned host "
+            "memory, there the MPI library's call, and copied back; all with a wait for the result"
+        ]
     return [
+        *where,
         "time: of the slowest rank, call by call; median, min and p99 over the samples; candidates "
         "take turns",
         fresh,
         length,
     ]
+
+
+def _gpu() -> str:
+    """Return what the device of rank 0 is called, the first one of its host."""
+    from hpccoll.cuda.driver import get_device
+
+    return get_device(0).name
 
 
 def column_lines() -> tuple[str, str]:

@@ -124,8 +124,13 @@ def sweep(
             reason = f", since they do not go together: {op} on {types}"
             note(f"left out{reason if op != NONE else f': {types}'}")
     told: set[str] = set()
+    make: Callable[[Case, int, int], Vectors] = Vectors
+    if options.device == "cuda":
+        from hpccoll.benchmark.device import DeviceVectors, device_of_rank
+
+        make = partial(DeviceVectors, device=device_of_rank(comm))
     for case in options.cases(comm.size):
-        vectors = Vectors(case, comm.rank, comm.size)
+        vectors = make(case, comm.rank, comm.size)
         candidates = _candidates(case, vectors, options, comm, doors)
         for candidate in candidates:
             _try(candidate, vectors, comm, options)
@@ -147,21 +152,24 @@ def _candidates(
     for name in options.candidates:
         if name != NATIVE:
             door = doors[name]
-            call = bound(door, case, vectors)
+            call = vectors.complete(bound(door, case, vectors))
             found.append(_Candidate(name, call, partial(getattr, door, "last_call")))
         elif case.pattern.reduces and not OPERATIONS[case.op].mpi:
             found.append(_Candidate(name, None, why="MPI has no such operation"))
         else:
-            found.append(_Candidate(name, bound(comm, case, vectors)))
+            found.append(_Candidate(name, vectors.by_hand(bound(comm, case, vectors))))
     return found
 
 
 def bound(comm: MPI.Intracomm, case: Case, vectors: Vectors) -> Contestant:
     """Return the call of a case on a communicator, with all its arguments."""
     collective = COLLECTIVES[case.pattern.collective]
-    send, out = vectors.x, vectors.out
-    if not collective.reduces and not isinstance(comm, Comm):
-        send, out = _plain(send), _plain(out)
+    if isinstance(comm, Comm):
+        send, out = vectors.send, vectors.receive
+    else:
+        send, out = vectors.x, vectors.out
+        if not collective.reduces:
+            send, out = _plain(send), _plain(out)
     arguments: list[Any] = [MPI.IN_PLACE if vectors.in_place else send, out]
     if not has_elements(collective.name):
         arguments = []

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mpi4py import MPI
@@ -12,6 +13,7 @@ from hpccoll.__main__ import run
 from hpccoll.algorithms import COLLECTIVES
 from hpccoll.benchmark.options import Options, candidates
 from hpccoll.benchmark.sweep import sweep
+from hpccoll.cuda import foreign_arrays
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -243,3 +245,18 @@ def test_a_root_that_is_no_rank_is_explained_once(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count(f"--root is {SIZE}; the ranks are 0 to {SIZE - 1}") == (RANK == 0)
+
+
+@pytest.mark.mpi
+def test_a_rank_without_a_device_is_explained_once(capsys, monkeypatch):
+    def start(argument):
+        if RANK == SIZE - 1:
+            raise ImportError("there is no CUDA driver")
+        return SimpleNamespace(device_count=lambda: 1)
+
+    monkeypatch.setattr(foreign_arrays, "start", start)
+    assert run(["bench", "allreduce", "--device", "cuda"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    text = f"--device cuda: there is no CUDA driver (rank {SIZE - 1})"
+    assert said.err.count(text) == (RANK == 0)

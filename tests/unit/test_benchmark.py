@@ -303,6 +303,14 @@ def test_names_fit(name):
     assert len(f"auto ({name})") <= width
 
 
+def test_nccl_is_a_candidate_on_devices_alone():
+    assert "nccl" not in candidates("allreduce")
+    assert candidates("allreduce", "cuda")[-2:] == ("nccl", "auto")
+    assert "nccl" not in candidates("barrier", "cuda")
+    assert "nccl" not in Options((8,)).candidates
+    assert "nccl" in Options((8,), device="cuda").candidates
+
+
 def test_json_comes_back():
     file = io.StringIO()
     machine = report.Machine(4, 1)
@@ -443,6 +451,7 @@ def test_each_collective_has_the_options_that_make_sense(name, capsys):
             ["bench", "allreduce", "-a", "rings"],
             "unknown algorithm 'rings'; choose from mpi, naive",
         ),
+        (["bench", "allreduce", "-a", "ring,nccl"], "nccl runs on GPUs; add --device cuda"),
         (["bench", "allreduce", "-d", "float31"], "unknown type 'float31'; choose from bool, int8"),
         (["bench", "allreduce", "-o", "sum,plus"], "unknown op 'plus'; choose from sum, mean"),
         (["bench", "allreduce", "-b", "1X"], "'1X' is no size"),
