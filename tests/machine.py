@@ -60,6 +60,14 @@ class Machine:
                 stuck = {n: rank.code for n, rank in enumerate(self.ranks) if rank.code}
                 pytest.fail(f"deadlock: {stuck}")
 
+    def assert_sums(self) -> None:
+        """Assert that all ranks have the result, and an input of its own as it was."""
+        expected = sum(rank.given for rank in self.ranks) // self.divisor
+        for rank in self.ranks:
+            np.testing.assert_array_equal(rank.memory[Buffer.OUTPUT], expected)
+            if rank.memory[Buffer.INPUT] is not rank.memory[Buffer.OUTPUT]:
+                np.testing.assert_array_equal(rank.memory[Buffer.INPUT], rank.given)
+
     def advance(self, number: int) -> bool:
         """Run one rank for a while; return whether it moved."""
         rank = self.ranks[number]

@@ -139,11 +139,7 @@ def run_all(
         ranks.append(DeviceRank(change(made), given[rank], **options))
     machine = DeviceMachine(ranks, size if finish else 1, seed)
     machine.run()
-    expected = given.sum(axis=0) // machine.divisor
-    for rank in ranks:
-        np.testing.assert_array_equal(rank.memory[Buffer.OUTPUT], expected)
-        if not in_place:
-            np.testing.assert_array_equal(rank.memory[Buffer.INPUT], rank.given)
+    machine.assert_sums()
     return machine
 
 
